@@ -1,0 +1,2 @@
+-- $1 slot.
+SELECT pg_drop_replication_slot($1::text)

@@ -1,0 +1,313 @@
+//! The control connection: an SQL session that stays open beside the stream, on a task of its own.
+//!
+//! It commits confirmed positions to `walpost.checkpoint`, watches the slot, and is the first to hear that the server
+//! shuts down. Its death never disturbs the stream: it connects again by itself. Orders go in and events come out
+//! through channels, so the relay's loop never waits for SQL.
+
+use std::error::Error;
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use crate::error_text::ErrorText as _;
+use crate::lsn::Lsn;
+use crate::postgres::checkpoint::{self, Recorded, Recorder};
+use crate::postgres::error::{ErrorKind, kind_of};
+use crate::postgres::fingerprint::difference;
+use crate::postgres::{Connector, Session, catalog, slot};
+
+/// Shows up in `pg_stat_activity`.
+pub const APPLICATION_NAME: &str = "walpost control";
+const WATCH_EVERY: Duration = Duration::from_secs(2);
+/// A statement that takes longer is given up, with its connection.
+const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+/// The last words at a shutdown.
+const SIGN_OFF_WITHIN: Duration = Duration::from_secs(3);
+
+enum Order {
+    Record(Lsn),
+    SignOff,
+}
+
+/// What the control connection has to say.
+#[derive(Debug)]
+pub enum Event {
+    /// This position is committed and may be confirmed.
+    Recorded(Lsn),
+    /// Nothing may be confirmed any more: rows may be missing from the stream.
+    PublicationChanged {
+        reason: String,
+        remedy: String,
+    },
+    /// The record is gone, or belongs to somebody else now.
+    RecordGone(String),
+    /// The server is shutting down: it must not be made to wait.
+    ServerStopping(String),
+    /// The slot as it is now; None: it is gone.
+    Slot(Option<Box<slot::SlotFacts>>),
+    /// The planner's estimate of the table's rows; None: never analysed.
+    Rows(Option<f64>),
+    Connected,
+    Disconnected(String),
+}
+
+/// How positions are kept.
+pub enum Keeping {
+    /// In `walpost.checkpoint`.
+    Record(Recorder),
+    /// Nowhere, because there is no such table: only the publication is looked at.
+    Nowhere { publication: String, schema: String, table: String, fingerprint: String, version: u32 },
+}
+
+/// The loop's end of the task. The task ends when this is dropped.
+pub struct Control {
+    orders: mpsc::UnboundedSender<Order>,
+    events: mpsc::UnboundedReceiver<Event>,
+    task: JoinHandle<()>,
+}
+
+impl Control {
+    /// Goes on with a session that is open already.
+    pub fn start(connector: Connector, session: Session, slot: String, table_oid: u32, keeping: Keeping) -> Control {
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let (outbox, events) = mpsc::unbounded_channel();
+        let worker = Worker { connector, slot, table_oid, keeping, inbox, outbox, wanted: None };
+        Control { orders, events, task: tokio::spawn(worker.run(session)) }
+    }
+
+    /// Asks for a position to be committed; [`Event::Recorded`] answers. A later order overtakes one that waits.
+    pub fn record(&self, lsn: Lsn) {
+        let _ = self.orders.send(Order::Record(lsn));
+    }
+
+    /// The next event. Cancel-safe. Waits for ever once the task is gone.
+    pub async fn event(&mut self) -> Event {
+        match self.events.recv().await {
+            Some(event) => event,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Says in the record that this relay has nothing under way any more, and ends.
+    pub async fn sign_off(&mut self) {
+        let _ = self.orders.send(Order::SignOff);
+        if timeout(SIGN_OFF_WITHIN, &mut self.task).await.is_err() {
+            tracing::info!(
+                "the record was not signed off in time; the next relay waits a few seconds before it produces"
+            );
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Worker {
+    connector: Connector,
+    slot: String,
+    table_oid: u32,
+    keeping: Keeping,
+    inbox: mpsc::UnboundedReceiver<Order>,
+    outbox: mpsc::UnboundedSender<Event>,
+    /// Ordered and not committed.
+    wanted: Option<Lsn>,
+}
+
+/// Why a session is over.
+enum Over {
+    /// Nobody listens any more, or all is said.
+    Finished,
+    Lost {
+        kind: ErrorKind,
+        text: String,
+    },
+}
+
+impl Worker {
+    async fn run(mut self, session: Session) {
+        let mut session = Some(session);
+        let mut pause = RECONNECT.0;
+        // How the last connection ended, until the next one stands.
+        let mut ended: Option<ErrorKind> = None;
+        loop {
+            let open = match session.take() {
+                Some(session) => session,
+                None => match self.connector.sql(APPLICATION_NAME).await {
+                    Ok(session) => {
+                        self.tell(Event::Connected);
+                        session
+                    }
+                    Err(error) => {
+                        let stopping = error.kind() == ErrorKind::ShuttingDown
+                            || ended == Some(ErrorKind::ShuttingDown) && error.kind() == ErrorKind::Unreachable;
+                        if stopping {
+                            self.tell(Event::ServerStopping(error.text()));
+                        } else {
+                            self.tell(Event::Disconnected(error.text()));
+                        }
+                        if self.outbox.is_closed() {
+                            return;
+                        }
+                        sleep(pause).await;
+                        pause = (pause * 2).min(RECONNECT.1);
+                        continue;
+                    }
+                },
+            };
+            pause = RECONNECT.0;
+            match self.serve(open).await {
+                Over::Finished => return,
+                // Connecting again at once tells a server that shuts down from one that only lost this session.
+                Over::Lost { kind, text } => {
+                    ended = Some(kind);
+                    if kind != ErrorKind::ShuttingDown {
+                        self.tell(Event::Disconnected(text));
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        let _ = self.outbox.send(event);
+    }
+
+    async fn serve(&mut self, mut session: Session) -> Over {
+        let mut watch = interval(WATCH_EVERY);
+        watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        if let Keeping::Record(_) = &self.keeping
+            && let Err(trouble) = within(checkpoint::make_durable(&session)).await
+        {
+            return lost(trouble);
+        }
+        if let Some(lsn) = self.wanted
+            && let Err(over) = self.record(&session, lsn).await
+        {
+            return over;
+        }
+        loop {
+            let outcome = tokio::select! {
+                biased;
+                closed = session.closed() => Err(Over::Lost { kind: closed.kind(), text: closed.to_string() }),
+                order = self.inbox.recv() => self.obey(&session, order).await,
+                _ = watch.tick() => self.look(&session).await,
+            };
+            if let Err(over) = outcome {
+                // A statement may fail because the connection did; then its own end says why.
+                return match (over, timeout(Duration::from_millis(100), session.closed()).await) {
+                    (Over::Lost { kind, .. }, Ok(closed)) if kind != ErrorKind::ShuttingDown => {
+                        Over::Lost { kind: closed.kind(), text: closed.to_string() }
+                    }
+                    (over, _) => over,
+                };
+            }
+        }
+    }
+
+    async fn obey(&mut self, session: &Session, order: Option<Order>) -> Result<(), Over> {
+        let Some(mut order) = order else { return Err(Over::Finished) };
+        // The newest position stands for all before it.
+        while let (Order::Record(_), Ok(later)) = (&order, self.inbox.try_recv()) {
+            order = later;
+        }
+        match order {
+            Order::Record(lsn) => self.record(session, lsn).await,
+            Order::SignOff => {
+                if let Keeping::Record(recorder) = &self.keeping
+                    && let Err(error) = within(recorder.sign_off(session)).await
+                {
+                    tracing::info!(error = error.text(), "the record could not be signed off");
+                }
+                Err(Over::Finished)
+            }
+        }
+    }
+
+    async fn record(&mut self, session: &Session, lsn: Lsn) -> Result<(), Over> {
+        self.wanted = Some(lsn);
+        let event = match &self.keeping {
+            Keeping::Record(recorder) => match within(recorder.record(session, lsn)).await.map_err(lost)? {
+                Recorded::Done => Event::Recorded(lsn),
+                Recorded::FingerprintChanged { recorded, now } => publication_changed(&recorded, &now),
+                Recorded::Behind { recorded } => {
+                    Event::RecordGone(format!("another relay has recorded {recorded}, which is past {lsn}"))
+                }
+                Recorded::Superseded { epoch, state } => {
+                    Event::RecordGone(format!("it is of epoch {epoch} and {state:?} now"))
+                }
+                Recorded::Gone => Event::RecordGone("there is no record of this slot".to_owned()),
+            },
+            Keeping::Nowhere { publication, schema, table, fingerprint, version } => {
+                let now =
+                    within(catalog::fingerprint(session, *version, publication, schema, table)).await.map_err(lost)?;
+                if now == *fingerprint { Event::Recorded(lsn) } else { publication_changed(fingerprint, &now) }
+            }
+        };
+        self.wanted = None;
+        self.tell(event);
+        Ok(())
+    }
+
+    async fn look(&self, session: &Session) -> Result<(), Over> {
+        let facts = within(slot::facts(session, &self.slot)).await.map_err(lost)?;
+        self.tell(Event::Slot(facts.map(Box::new)));
+        let rows = within(catalog::estimated_rows(session, self.table_oid)).await.map_err(lost)?;
+        self.tell(Event::Rows(rows));
+        if self.outbox.is_closed() { Err(Over::Finished) } else { Ok(()) }
+    }
+}
+
+fn publication_changed(recorded: &str, now: &str) -> Event {
+    Event::PublicationChanged {
+        reason: format!("what is published was changed while rows were read: {}", difference(recorded, now)),
+        remedy: PUBLICATION_CHANGED_REMEDY.to_owned(),
+    }
+}
+
+/// What to do in the state `publication_changed`.
+pub const PUBLICATION_CHANGED_REMEDY: &str = "see with `walpost doctor` whether the publication carries the table as it should; rows committed while it did not \
+     are not in the stream; then `walpost setup --accept-gap` prints what may be missing and goes on from there";
+
+/// A statement that failed, or hung.
+#[derive(Debug, thiserror::Error)]
+enum Trouble<E: Error + 'static> {
+    #[error("a statement failed")]
+    Failed(#[source] E),
+    #[error("a statement took longer than {} s", STATEMENT_WITHIN.as_secs())]
+    Slow,
+}
+
+async fn within<T, E: Error + 'static>(statement: impl Future<Output = Result<T, E>>) -> Result<T, Trouble<E>> {
+    match timeout(STATEMENT_WITHIN, statement).await {
+        Ok(result) => result.map_err(Trouble::Failed),
+        Err(_) => Err(Trouble::Slow),
+    }
+}
+
+fn lost<E: Error + 'static>(trouble: Trouble<E>) -> Over {
+    // Where the connection ended under a statement, the server's word went to the statement.
+    let kind = match &trouble {
+        Trouble::Failed(error) => kind_in(error),
+        Trouble::Slow => None,
+    };
+    Over::Lost { kind: kind.unwrap_or(ErrorKind::Other), text: trouble.text() }
+}
+
+/// The kind of the SQL client's error in a chain of causes.
+fn kind_in(error: &(dyn Error + 'static)) -> Option<ErrorKind> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<tokio_postgres::Error>() {
+            return Some(kind_of(error));
+        }
+        cause = error.source();
+    }
+    None
+}
