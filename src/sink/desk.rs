@@ -1,0 +1,239 @@
+//! Questions to the cluster that block until they are answered: which cluster is it, which partitions has a topic, how large
+//! a record does it take. Asked by the librarian's thread, and by `doctor`, which has no loop.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::Client;
+use rdkafka::config::FromClientConfigAndContext;
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::metadata::MetadataTopic;
+
+use crate::config::{Config, TopicsCreate};
+use crate::sink::SettingsRefused;
+use crate::sink::producer::{Context, Mailbox};
+use crate::sink::properties;
+
+/// How long one question may take. Longer than a broker's failover, shorter than a person's patience.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// How long a topic that the broker is creating may take to get its leaders, before it counts as missing.
+const CREATED_WITHIN: Duration = Duration::from_secs(3);
+/// A topic's limits are good to know, and not every compatible broker tells them.
+const LIMITS_WITHIN: Duration = Duration::from_secs(2);
+const REASON_WITHIN: Duration = Duration::from_secs(1);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterIdentity {
+    pub id: String,
+    pub brokers: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicFacts {
+    pub partitions: u32,
+    /// The smallest replication of a partition.
+    pub replication: usize,
+    /// `max.message.bytes` and `min.insync.replicas`; None where reading them is not allowed.
+    pub max_message_bytes: Option<usize>,
+    pub min_insync_replicas: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicProblem {
+    pub code: RDKafkaErrorCode,
+    pub text: String,
+}
+
+/// What a fresh client saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probed {
+    /// Everything is there that is needed to deliver.
+    pub healthy: bool,
+    /// A topic that the brokers, who answered, do not have.
+    pub missing: Option<Arc<str>>,
+}
+
+/// What metadata shows of the whole cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterFacts {
+    pub id: String,
+    pub brokers: usize,
+    pub topics: Vec<Arc<str>>,
+}
+
+/// A client for questions. See the module.
+pub struct Desk {
+    client: AdminClient<Context>,
+    config: Config,
+    runtime: tokio::runtime::Runtime,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Desk {
+    /// Fails on settings that librdkafka refuses; contacts no broker.
+    pub fn open(config: &Config, mailbox: &Arc<Mailbox>) -> KafkaResult<Desk> {
+        let context = Context::new(mailbox.clone(), 0);
+        let client = AdminClient::from_config_and_context(&properties::librarian(config), context)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .map_err(|error| KafkaError::ClientCreation(format!("no runtime could be made: {error}")))?;
+        Ok(Desk { client, config: config.clone(), runtime, mailbox: mailbox.clone() })
+    }
+
+    /// A desk whose errors nobody else listens to.
+    pub fn alone(config: &Config) -> Result<Desk, SettingsRefused> {
+        Desk::open(config, &Arc::default()).map_err(|error| SettingsRefused(error.to_string()))
+    }
+
+    /// The whole cluster. The error is the last one of a connection, where there was one.
+    pub fn all(&self) -> Result<ClusterFacts, String> {
+        let metadata = self.inner().fetch_metadata(None, ANSWER_WITHIN).map_err(|error| {
+            // Why a connection failed comes by another way, and a moment later.
+            let mut inbox = crate::sink::producer::Inbox::default();
+            let until = Instant::now() + REASON_WITHIN;
+            while inbox.error.is_none() && Instant::now() < until {
+                thread::sleep(BETWEEN_LOOKS);
+                self.mailbox.take(&mut inbox);
+            }
+            inbox.error.unwrap_or_else(|| error.to_string())
+        })?;
+        Ok(ClusterFacts {
+            id: self.inner().fetch_cluster_id(ANSWER_WITHIN).unwrap_or_default(),
+            brokers: metadata.brokers().len(),
+            topics: metadata.topics().iter().map(|topic| topic.name().into()).collect(),
+        })
+    }
+
+    /// A topic's facts, without creating it.
+    pub fn facts(&self, topic: &str) -> Result<TopicFacts, String> {
+        self.look(topic, true).map_err(|problem| problem.text)
+    }
+
+    fn inner(&self) -> &Client<Context> {
+        self.client.inner()
+    }
+
+    /// Who answers at the brokers' addresses. The error is librdkafka's; its reason comes through the mailbox.
+    pub fn cluster(&self) -> Result<ClusterIdentity, String> {
+        let metadata = self.inner().fetch_metadata(None, ANSWER_WITHIN).map_err(|error| error.to_string())?;
+        // Kafka sends the id with its metadata, so it is there by now; some compatible brokers have none.
+        let id = self.inner().fetch_cluster_id(ANSWER_WITHIN).unwrap_or_default();
+        Ok(ClusterIdentity { id, brokers: metadata.brokers().len() })
+    }
+
+    /// A topic's facts, after creating it where `topics.create` says so and it is missing.
+    pub fn topic(&self, name: &str) -> Result<TopicFacts, TopicProblem> {
+        // Counted from the first answer: until then the broker knew of no topic to create.
+        let mut until = None;
+        let mut creating = None;
+        loop {
+            match self.look(name, true) {
+                Ok(facts) => return Ok(facts),
+                Err(problem) if !may_appear(problem.code) => return Err(problem),
+                Err(problem) => {
+                    if let (TopicsCreate::Create { partitions, replication }, None) =
+                        (self.config.topics.create, &creating)
+                    {
+                        let created = self.create(name, partitions, replication);
+                        if let Err(problem) = &created {
+                            return Err(problem.clone());
+                        }
+                        creating = Some(());
+                    }
+                    let waits = self.config.topics.create != TopicsCreate::Never
+                        || problem.code == RDKafkaErrorCode::LeaderNotAvailable;
+                    if !waits || Instant::now() >= *until.get_or_insert_with(|| Instant::now() + CREATED_WITHIN) {
+                        return Err(problem);
+                    }
+                }
+            }
+            thread::sleep(BETWEEN_LOOKS);
+        }
+    }
+
+    /// What metadata says of a topic; with `configs` its limits too.
+    pub fn look(&self, name: &str, configs: bool) -> Result<TopicFacts, TopicProblem> {
+        let problem = |code, text: String| TopicProblem { code, text };
+        let metadata = self.inner().fetch_metadata(Some(name), ANSWER_WITHIN).map_err(|error| {
+            problem(error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown), error.to_string())
+        })?;
+        let topic = metadata.topics().iter().find(|topic| topic.name() == name);
+        let topic = topic.ok_or_else(|| problem(RDKafkaErrorCode::UnknownTopic, "not in the metadata".to_owned()))?;
+        if let Some(error) = topic.error() {
+            let code = RDKafkaErrorCode::from(error);
+            return Err(problem(code, code.to_string()));
+        }
+        if !has_leaders(topic) {
+            let text = "a partition has no leader".to_owned();
+            return Err(problem(RDKafkaErrorCode::LeaderNotAvailable, text));
+        }
+        let (max_message_bytes, min_insync_replicas) = if configs { self.limits(name) } else { (None, None) };
+        Ok(TopicFacts {
+            partitions: u32::try_from(topic.partitions().len()).unwrap_or(u32::MAX),
+            replication: topic.partitions().iter().map(|partition| partition.replicas().len()).min().unwrap_or(0),
+            max_message_bytes,
+            min_insync_replicas,
+        })
+    }
+
+    fn options(within: Duration) -> AdminOptions {
+        AdminOptions::new().request_timeout(Some(within)).operation_timeout(Some(within))
+    }
+
+    fn limits(&self, topic: &str) -> (Option<usize>, Option<usize>) {
+        let specifier = ResourceSpecifier::Topic(topic);
+        let described =
+            self.runtime.block_on(self.client.describe_configs([&specifier], &Self::options(LIMITS_WITHIN)));
+        let Some(Ok(resource)) = described.ok().and_then(|results| results.into_iter().next()) else {
+            return (None, None);
+        };
+        let number = |name: &str| resource.get(name).and_then(|entry| entry.value.as_ref()?.parse().ok());
+        (number("max.message.bytes"), number("min.insync.replicas"))
+    }
+
+    fn create(&self, name: &str, partitions: u16, replication: u16) -> Result<(), TopicProblem> {
+        let topic = NewTopic::new(name, i32::from(partitions), TopicReplication::Fixed(i32::from(replication)));
+        let outcome = self.runtime.block_on(self.client.create_topics([&topic], &Self::options(ANSWER_WITHIN)));
+        let code = match outcome {
+            Ok(results) => match results.into_iter().next() {
+                Some(Err((_, code))) if code != RDKafkaErrorCode::TopicAlreadyExists => code,
+                _ => {
+                    tracing::info!(topic = name, partitions, replication, "created the topic {name:?}");
+                    return Ok(());
+                }
+            },
+            Err(error) => error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown),
+        };
+        let text = format!("it is missing and could not be created as topics.create asks: {code}");
+        Err(TopicProblem { code, text })
+    }
+
+    /// What a fresh client sees of these topics: one that has been there all along may hang together with the producer.
+    pub fn probe(&self, topics: &[Arc<str>]) -> Probed {
+        let nothing = Probed { healthy: false, missing: None };
+        let Ok(fresh) = Desk::open(&self.config, &Arc::default()) else { return nothing };
+        let Ok(metadata) = fresh.inner().fetch_metadata(None, ANSWER_WITHIN) else { return nothing };
+        let find = |name: &Arc<str>| metadata.topics().iter().find(|topic| topic.name() == &**name);
+        let answered = !metadata.brokers().is_empty();
+        Probed {
+            healthy: answered && topics.iter().all(|name| find(name).is_some_and(has_leaders)),
+            missing: topics.iter().find(|name| answered && find(name).is_none()).cloned(),
+        }
+    }
+}
+
+fn has_leaders(topic: &MetadataTopic) -> bool {
+    let led = |partition: &rdkafka::metadata::MetadataPartition| partition.leader() >= 0;
+    topic.error().is_none() && !topic.partitions().is_empty() && topic.partitions().iter().all(led)
+}
+
+/// A topic that is being created says one of these for a moment.
+fn may_appear(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(
+        code,
+        Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition | Code::LeaderNotAvailable
+    )
+}

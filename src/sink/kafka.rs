@@ -1,0 +1,461 @@
+//! The sink: feeds records to a producer in the order of the log, and heals every failed report.
+//!
+//! ```text
+//!             a report says no                nothing is outstanding
+//!   Feeding ────────────────────▶ Draining ─────────────────────────▶ Feeding, the held records first
+//!                purge the queue every 20 ms        a new producer
+//! ```
+//!
+//! A failed report, fatal or not, stops the line: what comes back is *held* and fed again in ticket order, so that a later
+//! record of a key never counts before an earlier one. A record that is proved to be poison stays held until the relay
+//! decides on it. All methods return at once; only [`KafkaSink::release`] waits, with a bound.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+use crate::ack::Ticket;
+use crate::config::Config;
+use crate::router::Record;
+use crate::sink::desk::{ClusterIdentity, Probed};
+use crate::sink::librarian::{Answer, Ask, Librarian};
+use crate::sink::producer::{FailedReport, Inbox, Mailbox, Producer};
+use crate::sink::properties::{self, Kind};
+use crate::sink::refusal::{Refusal, classify};
+use crate::sink::topics::{NotReady, TopicBook};
+use crate::sink::{Delivery, SettingsRefused, TopicId, Waiting};
+
+/// An error of a connection counts once records have waited for so long: one broker of several may be away.
+const FAILING_AFTER: Duration = Duration::from_secs(2);
+/// Without a report for so long while records are out, the producer itself is suspect.
+const SILENT_AFTER: Duration = Duration::from_secs(10);
+/// What was sent when the Postgres session is lost may take this long to be confirmed.
+const RELEASE_WITHIN: Duration = Duration::from_secs(2);
+
+mod healing;
+mod opened;
+
+use healing::PURGE_EVERY;
+use opened::Opened;
+
+/// See the module.
+pub struct KafkaSink {
+    config: Arc<Config>,
+    mailbox: Arc<Mailbox>,
+    inbox: Inbox,
+    librarian: Librarian,
+    producer: Option<Producer>,
+    /// Of the newest producer made.
+    generation: u32,
+    mode: Mode,
+    topics: TopicBook,
+    /// Of the producer in use.
+    opened: Opened,
+    /// What is out or held, by ticket from `first_ticket` on.
+    sent: VecDeque<Sent>,
+    first_ticket: usize,
+    outstanding: usize,
+    /// To be fed before anything new, in this order.
+    held: BTreeMap<usize, Record>,
+    failed: Vec<FailedReport>,
+    /// Poison that the relay has not decided on.
+    undecided: BTreeSet<usize>,
+    /// Nothing from this ticket on is fed any more.
+    frozen_at: Option<usize>,
+    /// Records still to succeed one by one before the usual producer comes back; 0 when it is in use.
+    isolated_left: usize,
+    /// Rebuilds since something was last delivered.
+    attempts: u32,
+    last_report: Instant,
+    silent_after: Duration,
+    probing: bool,
+    probe_at: Option<Instant>,
+    cluster: Option<Result<ClusterIdentity, String>>,
+    error: Option<String>,
+    connected: bool,
+    /// Rebuilds of the producer, for the metric: taken by the relay.
+    rebuilds: Vec<&'static str>,
+}
+
+enum Mode {
+    /// `not_before`: a pause between attempts.
+    Feeding { not_before: Option<Instant> },
+    /// Waiting for every report of the current producer.
+    Draining { text: String, since: Instant, purge_at: Option<Instant>, dropped: bool },
+    /// As above, and nothing is fed again.
+    Released,
+    /// A record is lost to us: only the log has it. See [`KafkaSink::fault`].
+    Broken(String),
+}
+
+/// What the sink remembers of a record that is out; the record itself is with librdkafka.
+struct Sent {
+    topic: TopicId,
+    partition: u32,
+    partition_hash: u32,
+    bytes: usize,
+    at: Instant,
+    place: Place,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// With the producer of this generation: a report will come.
+    Out(u32),
+    /// Came back, and is to be fed again.
+    Back,
+    /// Delivered, or given up.
+    Settled,
+}
+
+/// A record that cannot be taken now. It must be offered again, before any later one.
+#[derive(Debug)]
+pub struct Busy(pub Record);
+
+impl KafkaSink {
+    /// Starts the librarian; contacts no broker before it returns. Fails on settings that librdkafka refuses.
+    pub fn start(config: Arc<Config>) -> Result<KafkaSink, SettingsRefused> {
+        let refused = |error: KafkaError| SettingsRefused(error.to_string());
+        let mailbox = Arc::new(Mailbox::default());
+        let librarian = Librarian::start(&config, mailbox.clone()).map_err(refused)?;
+        let batch_size = properties::wanted_batch_size(&config);
+        let mut sink = KafkaSink {
+            mailbox,
+            inbox: Inbox::default(),
+            librarian,
+            producer: None,
+            generation: 0,
+            mode: Mode::Feeding { not_before: None },
+            opened: Opened::default(),
+            topics: TopicBook::new(batch_size, config.kafka.brokers.clone().unwrap_or_default()),
+            sent: VecDeque::new(),
+            first_ticket: 0,
+            outstanding: 0,
+            held: BTreeMap::new(),
+            failed: Vec::new(),
+            undecided: BTreeSet::new(),
+            frozen_at: None,
+            isolated_left: 0,
+            attempts: 0,
+            last_report: Instant::now(),
+            silent_after: SILENT_AFTER,
+            probing: false,
+            probe_at: None,
+            cluster: None,
+            error: None,
+            connected: false,
+            rebuilds: Vec::new(),
+            config,
+        };
+        // Made early: a producer needs half a second to get its id.
+        sink.producer = Some(sink.create_producer().map_err(refused)?);
+        sink.librarian.ask(Ask::Cluster);
+        Ok(sink)
+    }
+
+    fn create_producer(&mut self) -> Result<Producer, KafkaError> {
+        self.generation = self.generation.wrapping_add(1);
+        Producer::create(&self.config, self.kind(), self.generation, &self.mailbox)
+    }
+
+    fn kind(&self) -> Kind {
+        match self.isolated_left {
+            0 => Kind::Gapless { batch_size: self.topics.batch_size },
+            _ => Kind::Isolating,
+        }
+    }
+
+    /// Resolves when there is something for [`KafkaSink::turn`] to do. Cancel-safe.
+    pub async fn woken(&self) {
+        self.mailbox.woken().await;
+    }
+
+    /// Which cluster answered. None: no answer yet. After an error ask again with [`KafkaSink::ask_cluster`].
+    pub fn cluster(&self) -> Option<&Result<ClusterIdentity, String>> {
+        self.cluster.as_ref()
+    }
+
+    pub fn ask_cluster(&mut self) {
+        self.cluster = None;
+        self.librarian.ask(Ask::Cluster);
+    }
+
+    pub fn topic_name(&self, topic: TopicId) -> Arc<str> {
+        self.topics.name(topic)
+    }
+
+    /// Whether the last thing heard of the brokers was good, and the newest error of a connection.
+    pub fn connection(&self) -> (bool, Option<&str>) {
+        // No report while there should be some: soon where a connection has failed, later where nothing is heard at all.
+        let patience = if self.error.is_some() { FAILING_AFTER } else { SILENT_AFTER };
+        let failing = self.outstanding > 0 && self.last_report.elapsed() > patience;
+        (self.connected && !failing, self.error.as_deref())
+    }
+
+    /// What feeding waits for, if it is not just the brokers.
+    pub fn waiting(&self) -> Option<Waiting> {
+        if let Mode::Draining { text, since, .. } = &self.mode {
+            return Some(Waiting::Rebuild { reason: text.clone(), since: *since });
+        }
+        self.topics.waiting()
+    }
+
+    /// A record was lost between here and librdkafka: the session must start over from the watermark.
+    pub fn fault(&self) -> Option<&str> {
+        match &self.mode {
+            Mode::Broken(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Why producers were made anew since the last call.
+    pub fn take_rebuilds(&mut self) -> Vec<&'static str> {
+        std::mem::take(&mut self.rebuilds)
+    }
+
+    /// The longest wait of a record that is out, and its topic.
+    pub fn oldest_out(&self) -> Option<(Instant, Arc<str>)> {
+        let sent = self.sent.front()?;
+        Some((sent.at, self.topic_name(sent.topic)))
+    }
+
+    /// Takes a record, in ticket order and without a gap in the tickets, or gives it back because it cannot be fed now.
+    pub fn send(&mut self, ticket: Ticket, record: Record, now: Instant) -> Result<(), Busy> {
+        if !self.may_feed(now) || !self.held.is_empty() || self.frozen_at.is_some() {
+            return Err(Busy(record));
+        }
+        if self.sent.is_empty() {
+            self.first_ticket = ticket.0;
+        }
+        debug_assert_eq!(ticket.0, self.first_ticket + self.sent.len(), "tickets come without a gap");
+        let fed = self.feed(&record, ticket.0, now);
+        if let Fed::NotNow = fed {
+            return Err(Busy(record));
+        }
+        let (bytes, partition_hash) = (weight(&record), record.partition_hash);
+        let topic = self.topics.id(&record.topic);
+        self.sent.push_back(Sent { topic, partition: 0, partition_hash, bytes, at: now, place: Place::Back });
+        self.fed(ticket.0, fed, record, now);
+        Ok(())
+    }
+
+    /// A record that has its place went to librdkafka, or was refused by it at once.
+    fn fed(&mut self, ticket: usize, fed: Fed, record: Record, now: Instant) {
+        let generation = self.generation;
+        match fed {
+            Fed::Out { partition } => {
+                if self.outstanding == 0 {
+                    // Nothing was out: the silence so far was no sign of anything.
+                    self.last_report = now;
+                }
+                self.outstanding += 1;
+                if let Some(sent) = self.place(ticket) {
+                    (sent.at, sent.place, sent.partition) = (now, Place::Out(generation), partition);
+                }
+            }
+            Fed::Refused(code) => {
+                // Treated like a report that came back at once.
+                let sentence = None;
+                let report = FailedReport { generation, ticket, code, sentence, possibly_persisted: false, record };
+                self.came_back(report, now);
+            }
+            Fed::NotNow => {
+                self.held.insert(ticket, record);
+            }
+        }
+    }
+
+    fn place(&mut self, ticket: usize) -> Option<&mut Sent> {
+        self.sent.get_mut(ticket.checked_sub(self.first_ticket)?)
+    }
+
+    fn may_feed(&self, now: Instant) -> bool {
+        let Mode::Feeding { not_before } = &self.mode else { return false };
+        let alone = self.isolated_left == 0 || self.outstanding == 0;
+        alone && self.undecided.is_empty() && not_before.is_none_or(|at| now >= at)
+    }
+
+    fn feed(&mut self, record: &Record, ticket: usize, now: Instant) -> Fed {
+        let topic = self.topics.id(&record.topic);
+        let partitions = match self.topics.ready(topic, self.outstanding, now, &self.librarian) {
+            Ok(partitions) => partitions,
+            Err(NotReady::Wait) => return Fed::NotNow,
+            Err(NotReady::SmallerBatches) => {
+                self.drain("batch_size", format!("the topic {:?} takes smaller batches", &*record.topic), false, now);
+                return Fed::NotNow;
+            }
+        };
+        let Some(producer) = &self.producer else { return Fed::NotNow };
+        let partition = record.partition_hash % partitions;
+        if !self.opened.may_feed(topic, partition) {
+            return Fed::NotNow;
+        }
+        match producer.send(ticket, record, partition.cast_signed()) {
+            Ok(()) => {
+                self.opened.fed(topic, partition, ticket, now);
+                Fed::Out { partition }
+            }
+            Err(error) => match error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown) {
+                RDKafkaErrorCode::QueueFull => Fed::NotNow,
+                code => Fed::Refused(code),
+            },
+        }
+    }
+
+    /// Takes what has come from librdkafka's threads, at most about `most` deliveries, and moves on: purges, rebuilds,
+    /// feeds what is held. Call it when woken and at least every 20 ms while [`KafkaSink::needs_turns`].
+    pub fn turn(&mut self, now: Instant, deliveries: &mut Vec<Delivery>) {
+        let mut inbox = std::mem::take(&mut self.inbox);
+        self.mailbox.take(&mut inbox);
+        if let Some(error) = inbox.error.take() {
+            self.error = Some(error);
+        }
+        self.connected &= !inbox.all_brokers_down;
+        for (generation, ticket) in inbox.delivered.drain(..) {
+            self.on_delivered(generation, ticket, now, deliveries);
+        }
+        for report in inbox.failed.drain(..) {
+            self.on_failed(report, now);
+        }
+        for answer in inbox.answers.drain(..) {
+            self.on_answer(answer, now);
+        }
+        let dropped = std::mem::take(&mut inbox.dropped);
+        self.inbox = inbox;
+        self.drive(now, &dropped, deliveries);
+        self.watch_silence(now);
+        self.feed_held(now);
+    }
+
+    /// Whether time alone may change something, so that [`KafkaSink::turn`] must be called without a wake.
+    pub fn needs_turns(&self) -> bool {
+        !matches!(self.mode, Mode::Feeding { not_before: None }) || !self.held.is_empty() || self.topics.asking()
+    }
+
+    fn on_delivered(&mut self, generation: u32, ticket: usize, now: Instant, deliveries: &mut Vec<Delivery>) {
+        let Some(sent) = self.place(ticket).filter(|sent| sent.place == Place::Out(generation)) else { return };
+        sent.place = Place::Settled;
+        let (topic, bytes, publish_latency) = (sent.topic, sent.bytes, now.saturating_duration_since(sent.at));
+        let partition = sent.partition;
+        self.opened.delivered(topic, partition, ticket, now);
+        self.outstanding -= 1;
+        deliveries.push(Delivery::Delivered { ticket: Ticket(ticket), topic, bytes, publish_latency });
+        self.heard_well(now);
+        self.topics.delivered(topic);
+        self.forget_settled();
+        if self.isolated_left > 0 {
+            self.isolated_left -= 1;
+            if self.isolated_left == 0 {
+                self.drain("isolation_over", "records are sent in batches again".to_owned(), false, now);
+            }
+        }
+    }
+
+    fn heard_well(&mut self, now: Instant) {
+        self.last_report = now;
+        self.silent_after = SILENT_AFTER;
+        self.attempts = 0;
+        self.connected = true;
+        self.error = None;
+    }
+
+    fn forget_settled(&mut self) {
+        while self.sent.front().is_some_and(|sent| sent.place == Place::Settled) {
+            self.sent.pop_front();
+            self.first_ticket += 1;
+        }
+    }
+
+    fn feed_held(&mut self, now: Instant) {
+        while let Some((&ticket, _)) = self.held.first_key_value() {
+            if !self.may_feed(now) || self.frozen_at.is_some_and(|frozen| ticket >= frozen) {
+                return;
+            }
+            let Some(record) = self.held.remove(&ticket) else { return };
+            let fed = self.feed(&record, ticket, now);
+            let goes_on = matches!(fed, Fed::Out { .. });
+            self.fed(ticket, fed, record, now);
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// The relay gave a poison record up: it counts as settled.
+    pub fn discard(&mut self, ticket: Ticket) {
+        self.undecided.remove(&ticket.0);
+        self.held.remove(&ticket.0);
+        if let Some(sent) = self.place(ticket.0) {
+            sent.place = Place::Settled;
+        }
+        self.forget_settled();
+    }
+
+    /// The relay stops at a poison record: what lies before it is still delivered, nothing from it on.
+    pub fn freeze(&mut self, ticket: Ticket) {
+        self.undecided.remove(&ticket.0);
+        self.frozen_at = Some(self.frozen_at.map_or(ticket.0, |earlier| earlier.min(ticket.0)));
+    }
+
+    /// Nothing is fed any more, whatever is held or comes.
+    pub fn freeze_all(&mut self) {
+        self.frozen_at = Some(0);
+    }
+
+    /// No record is with librdkafka.
+    pub fn nothing_out(&self) -> bool {
+        self.outstanding == 0
+    }
+
+    /// After a freeze: everything before the frozen record is delivered.
+    pub fn only_frozen_left(&self) -> bool {
+        self.outstanding == 0
+            && self.frozen_at.is_some_and(|frozen| self.first_ticket >= frozen || self.sent.is_empty())
+    }
+
+    /// Lets go of everything, because another relay may take the slot: what was not sent is taken back, what was sent gets
+    /// two seconds to be confirmed, then the producer ends. Afterwards nothing is out or held and a fresh producer stands
+    /// ready; tickets start over. Deliveries that still came are added.
+    pub async fn release(&mut self, deliveries: &mut Vec<Delivery>) {
+        let until = Instant::now() + RELEASE_WITHIN;
+        self.mode = Mode::Released;
+        while self.outstanding > 0 && Instant::now() < until && self.producer.is_some() {
+            if let Some(producer) = &self.producer {
+                producer.purge_queue();
+            }
+            let _ = tokio::time::timeout(PURGE_EVERY, self.mailbox.woken()).await;
+            self.turn(Instant::now(), deliveries);
+        }
+        self.mode = Mode::Feeding { not_before: None };
+        self.sent.clear();
+        self.outstanding = 0;
+        self.held.clear();
+        self.failed.clear();
+        self.undecided.clear();
+        self.frozen_at = None;
+        self.isolated_left = 0;
+        self.attempts = 0;
+        self.topics.apply_pending();
+        self.renew(Instant::now());
+    }
+}
+
+enum Fed {
+    Out { partition: u32 },
+    NotNow,
+    Refused(RDKafkaErrorCode),
+}
+
+/// What a record weighs in a batch: its bytes and the framing, rounded up.
+fn weight(record: &Record) -> usize {
+    let len = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
+    let headers: usize = record.headers.iter().map(|header| header.name.len() + len(&header.value) + 4).sum();
+    len(&record.key) + len(&record.value) + headers + 32
+}
+
+/// Exponential, from the first to the second bound.
+pub(super) fn pause((least, most): (Duration, Duration), attempts: u32) -> Duration {
+    least.saturating_mul(1 << attempts.min(16)).min(most)
+}

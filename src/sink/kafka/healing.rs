@@ -1,0 +1,225 @@
+//! What the sink does about a report that says no, and about reports that do not come: drain, sort out, feed again.
+
+use super::*;
+
+/// A purge may have to be repeated: see [`Producer::purge_queue`].
+pub(super) const PURGE_EVERY: Duration = Duration::from_millis(20);
+/// Requests that a broker does not answer are given up after this, longer than librdkafka's own socket timeout would need
+/// to notice a dead broker, so that what is in flight on a live one is never cut off.
+const DRAIN_WITHIN: Duration = Duration::from_secs(70);
+/// Each probe is a client of its own.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// Back to the usual producer after so many records without a refusal.
+const ISOLATED_SUCCESSES: usize = 1_000;
+const FEED_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+impl KafkaSink {
+    pub(super) fn on_failed(&mut self, report: FailedReport, now: Instant) {
+        let out = Place::Out(report.generation);
+        let Some(sent) = self.place(report.ticket).filter(|sent| sent.place == out) else { return };
+        sent.place = Place::Back;
+        self.outstanding -= 1;
+        self.came_back(report, now);
+    }
+
+    pub(super) fn came_back(&mut self, report: FailedReport, now: Instant) {
+        self.last_report = now;
+        match &mut self.mode {
+            Mode::Feeding { .. } => {
+                let topic = report.record.topic.clone();
+                let text = format!("a record for the topic {:?} came back: {}", &*topic, explain(&report));
+                self.drain(label(report.code), text, true, now);
+            }
+            // A failure amid a change of producers: without a purge, what is behind it may never come back.
+            Mode::Draining { purge_at, .. } if purge_at.is_none() => *purge_at = Some(now),
+            Mode::Draining { .. } | Mode::Released | Mode::Broken(_) => {}
+        }
+        self.failed.push(report);
+    }
+
+    /// Stops feeding until nothing is out. `purge`: what was not sent comes back instead of being sent.
+    pub(super) fn drain(&mut self, reason: &'static str, text: String, purge: bool, now: Instant) {
+        if !matches!(self.mode, Mode::Feeding { .. }) {
+            return;
+        }
+        if purge {
+            tracing::warn!(reason, "Kafka deliveries stop to be fed again in order: {text}");
+        } else {
+            tracing::info!(reason, "the Kafka producer is made anew: {text}");
+        }
+        self.rebuilds.push(reason);
+        let purge_at = purge.then_some(now);
+        self.mode = Mode::Draining { text, since: now, purge_at, dropped: false };
+    }
+
+    pub(super) fn drive(&mut self, now: Instant, dropped_now: &[u32], deliveries: &mut Vec<Delivery>) {
+        let (everything_back, generation) = (self.outstanding == 0, self.generation);
+        match &mut self.mode {
+            Mode::Draining { since, purge_at, dropped, .. } => {
+                if everything_back {
+                    return self.finish_drain(now, deliveries);
+                }
+                if dropped_now.contains(&generation) {
+                    let text = format!("{} records got no report from a producer that was ended", self.outstanding);
+                    self.mode = Mode::Broken(text);
+                    return;
+                }
+                if let (Some(at), Some(producer)) = (purge_at.as_mut(), &self.producer)
+                    && now >= *at
+                {
+                    producer.purge_queue();
+                    *at = now + PURGE_EVERY;
+                }
+                if !*dropped && now.saturating_duration_since(*since) > DRAIN_WITHIN {
+                    *dropped = true;
+                    if let Some(producer) = self.producer.take() {
+                        producer.drop_in_background();
+                    }
+                }
+            }
+            Mode::Feeding { not_before } => {
+                if not_before.is_some_and(|at| now >= at) {
+                    *not_before = None;
+                }
+                if self.producer.is_none() && not_before.is_none() {
+                    self.renew(now);
+                }
+            }
+            Mode::Released | Mode::Broken(_) => {}
+        }
+    }
+
+    /// All reports are here: what failed is held again, the poison among it is told, and a new producer starts.
+    pub(super) fn finish_drain(&mut self, now: Instant, deliveries: &mut Vec<Delivery>) {
+        // A partition whose first record was refused must not wait for it any more.
+        self.opened = Opened::default();
+        let mut failed = std::mem::take(&mut self.failed);
+        failed.sort_by_key(|report| report.ticket);
+        let mut passing = false;
+        let (mut suspects, mut poison) = (false, false);
+        for report in failed {
+            let alone = self.was_alone(&report);
+            let refusal = classify(report.code, alone, report.sentence.as_deref());
+            let FailedReport { ticket, code, mut record, .. } = report;
+            if let Some(sent) = self.place(ticket) {
+                record.partition_hash = sent.partition_hash;
+            }
+            match refusal {
+                Refusal::Poison(reason) => {
+                    let sentence = report.sentence.unwrap_or_else(|| code.to_string());
+                    let copy = Box::new(record.clone());
+                    self.undecided.insert(ticket);
+                    poison = true;
+                    deliveries.push(Delivery::Poison { ticket: Ticket(ticket), reason, sentence, record: copy });
+                }
+                Refusal::Suspect => {
+                    suspects = true;
+                    self.topics.look_again(&record.topic);
+                }
+                Refusal::Route => self.topics.problem(&record.topic, code, report.sentence.clone(), now),
+                Refusal::Passing => passing = true,
+                Refusal::Innocent => {}
+            }
+            self.held.insert(ticket, record);
+        }
+        if suspects {
+            self.isolated_left = ISOLATED_SUCCESSES;
+        }
+        // The counts may have changed with what went wrong, and nothing is out: the moment to take them anew.
+        self.topics.apply_pending();
+        self.mode = Mode::Feeding { not_before: passing.then(|| now + pause(FEED_RETRY, self.attempts)) };
+        self.attempts = self.attempts.saturating_add(u32::from(passing));
+        let wanted = self.kind();
+        let reusable = |producer: &Producer| producer.kind == Kind::Isolating && !producer.is_dead();
+        // A producer for isolation survives a refusal: a storm of poison costs no new one each. It does not survive anything
+        // else, above all not its own silence.
+        let proven = poison && !passing && self.producer.as_ref().is_some_and(reusable);
+        if wanted != Kind::Isolating || !proven {
+            self.renew(now);
+        }
+    }
+
+    pub(super) fn was_alone(&self, report: &FailedReport) -> bool {
+        match self.producer.as_ref().map(|producer| producer.kind) {
+            Some(Kind::Gapless { batch_size }) => weight(&report.record) >= batch_size,
+            Some(Kind::Isolating) => true,
+            None => false,
+        }
+    }
+
+    pub(super) fn renew(&mut self, now: Instant) {
+        if let Some(old) = self.producer.take() {
+            old.drop_in_background();
+        }
+        self.opened = Opened::default();
+        match self.create_producer() {
+            Ok(producer) => self.producer = Some(producer),
+            Err(error) => {
+                tracing::warn!(%error, "a Kafka producer could not be made; trying again");
+                self.error = Some(error.to_string());
+                self.mode = Mode::Feeding { not_before: Some(now + pause(FEED_RETRY, self.attempts)) };
+                self.attempts = self.attempts.saturating_add(1);
+            }
+        }
+    }
+
+    pub(super) fn watch_silence(&mut self, now: Instant) {
+        let silent = now.saturating_duration_since(self.last_report);
+        let suspicious =
+            matches!(self.mode, Mode::Feeding { .. }) && self.outstanding > 0 && silent > self.silent_after;
+        if suspicious && !self.probing && self.probe_at.is_none_or(|at| now >= at) {
+            self.probing = true;
+            // Only what is waited for: a topic that nobody writes to may be gone for good.
+            let out = self.sent.iter().filter(|sent| matches!(sent.place, Place::Out(_)));
+            let topics: BTreeSet<Arc<str>> = out.map(|sent| self.topics.name(sent.topic)).collect();
+            self.librarian.ask(Ask::Probe(topics.into_iter().collect()));
+        }
+    }
+
+    pub(super) fn on_answer(&mut self, answer: Answer, now: Instant) {
+        match answer {
+            Answer::Cluster(identity) => {
+                if identity.is_ok() {
+                    self.connected = true;
+                    self.error = None;
+                }
+                self.cluster = Some(identity);
+            }
+            Answer::Topic { name, facts } => self.topics.answered(&name, facts, now, self.outstanding),
+            Answer::Probe(Probed { healthy, missing }) => {
+                self.probing = false;
+                self.probe_at = Some(now + PROBE_EVERY);
+                if let Some(topic) = missing.filter(|_| self.outstanding > 0) {
+                    // librdkafka waits half a minute before it says so.
+                    self.topics.missing(&topic, now);
+                }
+                let silent = now.saturating_duration_since(self.last_report);
+                if healthy && self.outstanding > 0 && silent > self.silent_after {
+                    let text = format!(
+                        "no delivery report for {} s although the brokers answer a new client",
+                        silent.as_secs()
+                    );
+                    self.drain("stalled", text, true, now);
+                    // A broker that is only slow must not cost a rebuild every ten seconds.
+                    self.silent_after = (self.silent_after * 2).min(Duration::from_secs(300));
+                }
+            }
+        }
+    }
+}
+
+fn explain(report: &FailedReport) -> String {
+    match &report.sentence {
+        Some(sentence) => format!("{} ({sentence})", report.code),
+        None => report.code.to_string(),
+    }
+}
+
+fn label(code: RDKafkaErrorCode) -> &'static str {
+    match classify(code, true, Some("")) {
+        Refusal::Poison(reason) => reason,
+        Refusal::Route => "route",
+        Refusal::Suspect | Refusal::Innocent => "batch",
+        Refusal::Passing => "producer",
+    }
+}

@@ -1,0 +1,267 @@
+//! One librdkafka producer, and the mailbox through which its reports come back. The mailbox is the only thing that the
+//! threads of librdkafka and the relay's loop share: reports go in, the loop is woken, the loop takes them all.
+
+use std::ffi::CStr;
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _, OwnedHeaders};
+use rdkafka::producer::{
+    BaseRecord, DeliveryResult, NoCustomPartitioner, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer,
+};
+use tokio::sync::Notify;
+
+use crate::config::Config;
+use crate::router::{Header, Record};
+use crate::sink::librarian::Answer;
+use crate::sink::properties::{self, Kind};
+
+/// What wakes the loop.
+#[derive(Default)]
+pub struct Mailbox {
+    inner: Mutex<Inbox>,
+    woken: Notify,
+}
+
+/// What has come since the loop last looked.
+#[derive(Default)]
+pub struct Inbox {
+    /// Tickets that the broker confirmed, with the generation of their producer.
+    pub delivered: Vec<(u32, usize)>,
+    pub failed: Vec<FailedReport>,
+    /// Generations whose producer is gone, with all its reports before this.
+    pub dropped: Vec<u32>,
+    pub answers: Vec<Answer>,
+    /// The newest error of a connection.
+    pub error: Option<String>,
+    pub all_brokers_down: bool,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        // A panic while holding it cannot leave the vectors broken.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds to the inbox and wakes the loop.
+    pub fn put(&self, add: impl FnOnce(&mut Inbox)) {
+        add(&mut self.lock());
+        self.woken.notify_one();
+    }
+
+    /// All that has come, swapped against `into`, whose vectors are emptied and reused.
+    pub fn take(&self, into: &mut Inbox) {
+        into.delivered.clear();
+        into.failed.clear();
+        into.dropped.clear();
+        into.answers.clear();
+        into.error = None;
+        into.all_brokers_down = false;
+        mem::swap(&mut *self.lock(), into);
+    }
+
+    /// Resolves when something was put since the last wake. Cancel-safe.
+    pub async fn woken(&self) {
+        self.woken.notified().await;
+    }
+}
+
+/// A report that says no. The record comes back whole, so that no second copy is ever kept.
+pub struct FailedReport {
+    pub generation: u32,
+    pub ticket: usize,
+    pub code: RDKafkaErrorCode,
+    /// The broker's own sentence about this record.
+    pub sentence: Option<String>,
+    /// The record may have been stored all the same.
+    pub possibly_persisted: bool,
+    pub record: Record,
+}
+
+/// Receives what librdkafka has to say of one client.
+pub struct Context {
+    mailbox: Arc<Mailbox>,
+    generation: u32,
+    /// A purge of ours makes librdkafka cry: such a line is no news then.
+    purging: Arc<AtomicBool>,
+}
+
+impl Context {
+    pub fn new(mailbox: Arc<Mailbox>, generation: u32) -> Self {
+        Context { mailbox, generation, purging: Arc::default() }
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        use RDKafkaLogLevel as Level;
+        // It calls the gapless guarantee experimental at each start, on which we rest knowingly; and a cluster that has
+        // just started makes it ask for its id more than once.
+        if self.purging.load(Ordering::Relaxed)
+            || text.contains("enable.gapless.guarantee is experimental")
+            || facility == "GETPID"
+        {
+            return tracing::debug!(target: "librdkafka", facility, "{text}");
+        }
+        match level {
+            // "error" means that somebody must act. Whether that is so, the relay's own state says.
+            Level::Emerg | Level::Alert | Level::Critical | Level::Error | Level::Warning => {
+                tracing::warn!(target: "librdkafka", facility, "{text}")
+            }
+            Level::Notice | Level::Info => tracing::debug!(target: "librdkafka", facility, "{text}"),
+            Level::Debug => tracing::trace!(target: "librdkafka", facility, "{text}"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if self.purging.load(Ordering::Relaxed) {
+            return;
+        }
+        let all_down = error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown);
+        self.mailbox.put(|inbox| {
+            inbox.all_brokers_down |= all_down;
+            // "1/1 brokers are down" says less than the error that came before it.
+            if !all_down || inbox.error.is_none() {
+                inbox.error = Some(without_counts(reason).to_owned());
+            }
+        });
+    }
+}
+
+/// Without how long it took and how often it was suppressed: those change while the error does not.
+fn without_counts(reason: &str) -> &str {
+    reason.split_once(" (after ").map_or(reason, |(error, _)| error)
+}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, ticket: usize) {
+        match result {
+            Ok(message) if message.offset() >= 0 => {
+                self.mailbox.put(|inbox| inbox.delivered.push((self.generation, ticket)));
+            }
+            // librdkafka takes a broker's "out of sequence" for "stored before" where a later batch of the partition was
+            // acknowledged first. A broker that has just made the partition lets that later batch in, and the record is
+            // nowhere: it comes back without an offset. A repeat is the lesser harm.
+            Ok(message) => {
+                let report = FailedReport {
+                    generation: self.generation,
+                    ticket,
+                    code: RDKafkaErrorCode::OutOfOrderSequenceNumber,
+                    sentence: Some("it was acknowledged without an offset, so it may not be stored".to_owned()),
+                    possibly_persisted: true,
+                    record: record_of(message),
+                };
+                self.mailbox.put(|inbox| inbox.failed.push(report));
+            }
+            Err((error, message)) => {
+                let report = FailedReport {
+                    generation: self.generation,
+                    ticket,
+                    code: error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown),
+                    sentence: sentence(message),
+                    possibly_persisted: possibly_persisted(message),
+                    record: record_of(message),
+                };
+                self.mailbox.put(|inbox| inbox.failed.push(report));
+            }
+        }
+    }
+}
+
+/// The broker's own text on this record: the crate has no wrapper for it.
+fn sentence(message: &BorrowedMessage<'_>) -> Option<String> {
+    // SAFETY: the pointer is the message that this report is about, alive for the whole call; the text belongs to it and
+    // is copied before the call ends.
+    let text = unsafe { rdkafka::bindings::rd_kafka_message_produce_errstr(message.ptr()) };
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+fn possibly_persisted(message: &BorrowedMessage<'_>) -> bool {
+    // SAFETY: as above.
+    let status = unsafe { rdkafka::bindings::rd_kafka_message_status(message.ptr()) };
+    status != rdkafka::bindings::rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_NOT_PERSISTED
+}
+
+/// The record as it was fed. Its partition hash is not in the message; the sink keeps it.
+fn record_of(message: &BorrowedMessage<'_>) -> Record {
+    let headers = message.headers().map_or_else(Vec::new, |headers| {
+        headers
+            .iter()
+            .map(|header| Header { name: header.key.into(), value: header.value.map(Bytes::copy_from_slice) })
+            .collect()
+    });
+    Record {
+        topic: message.topic().into(),
+        key: message.key().map(Bytes::copy_from_slice),
+        value: message.payload().map(Bytes::copy_from_slice),
+        headers,
+        partition_hash: 0,
+    }
+}
+
+/// One life of a librdkafka producer. All its reports carry its generation.
+pub struct Producer {
+    pub generation: u32,
+    pub kind: Kind,
+    inner: ThreadedProducer<Context, NoCustomPartitioner>,
+    mailbox: Arc<Mailbox>,
+    purging: Arc<AtomicBool>,
+}
+
+impl Producer {
+    /// Starts librdkafka's threads; contacts no broker before it returns. Fails on settings that librdkafka refuses.
+    pub fn create(config: &Config, kind: Kind, generation: u32, mailbox: &Arc<Mailbox>) -> KafkaResult<Producer> {
+        let context = Context::new(mailbox.clone(), generation);
+        let purging = context.purging.clone();
+        let inner = ThreadedProducer::from_config_and_context(&properties::producer(config, kind), context)?;
+        Ok(Producer { generation, kind, inner, mailbox: mailbox.clone(), purging })
+    }
+
+    /// Hands a record to librdkafka, which copies it. Never blocks.
+    pub fn send(&self, ticket: usize, record: &Record, partition: i32) -> Result<(), KafkaError> {
+        let headers = (!record.headers.is_empty()).then(|| {
+            record.headers.iter().fold(OwnedHeaders::new_with_capacity(record.headers.len()), |headers, header| {
+                headers.insert(rdkafka::message::Header { key: &header.name, value: header.value.as_deref() })
+            })
+        });
+        let mut fed = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&record.topic, ticket).partition(partition);
+        fed.key = record.key.as_deref();
+        fed.payload = record.value.as_deref();
+        fed.headers = headers;
+        self.inner.send(fed).map_err(|(error, _)| error)
+    }
+
+    /// A fatal error has ended it: nothing more can be sent.
+    pub fn is_dead(&self) -> bool {
+        self.inner.client().fatal_error().is_some()
+    }
+
+    /// Asks for everything back that was not sent yet. May be repeated: a batch that fails while others are in flight is
+    /// put back on the queue after an earlier purge has passed.
+    pub fn purge_queue(&self) {
+        self.purging.store(true, Ordering::Relaxed);
+        self.inner.purge(PurgeConfig::default().queue());
+    }
+
+    /// Ends the producer on a thread of its own, because that takes up to half a second. Whatever is still out comes back
+    /// as failed before the mailbox says that this generation is dropped.
+    pub fn drop_in_background(self) {
+        self.purging.store(true, Ordering::Relaxed);
+        let Producer { generation, inner, mailbox, .. } = self;
+        let end = move || {
+            drop(inner);
+            mailbox.put(|inbox| inbox.dropped.push(generation));
+        };
+        // Where no thread can be had the caller waits: rare, and better than a report that never comes.
+        if let Err(error) = std::thread::Builder::new().name("kafka-drop".into()).spawn(end) {
+            tracing::warn!(%error, "no thread to end a Kafka producer on: the process is out of threads");
+        }
+    }
+}
