@@ -1,0 +1,145 @@
+//! Which state a streaming relay is in, with the reason and the one remedy. Pure: facts in, words out. Reasons hold no
+//! running number, so that a state that lasts is logged once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::sink::Waiting;
+use crate::telemetry::State;
+
+/// Rows wait and nothing was delivered for so long: not ready.
+pub const STALLED_AFTER: Duration = Duration::from_secs(10);
+/// A topic may be created while its first record waits; only later it is worth a word.
+pub const TOPIC_PATIENCE: Duration = Duration::from_secs(2);
+/// Further behind than this is not streaming.
+pub const BEHIND: Duration = Duration::from_secs(10);
+
+/// What the state depends on.
+pub struct Facts<'a> {
+    /// Reason and remedy of a standstill that only a person ends.
+    pub stopped: Option<(&'a str, &'a str)>,
+    pub draining: bool,
+    pub waiting: Option<Waiting>,
+    /// Rows are read and not confirmed.
+    pub rows_wait: bool,
+    pub since_delivery: Duration,
+    /// How long the oldest record has been out, and its topic.
+    pub oldest_out: Option<(Duration, Arc<str>)>,
+    pub kafka_error: Option<String>,
+    /// The age of the newest commit that was read, while rows wait.
+    pub behind: Option<Duration>,
+    /// Waiting for requests of an earlier holder of the slot to pass.
+    pub quiet: bool,
+}
+
+/// State, reason and remedy.
+pub fn of(facts: &Facts<'_>) -> (State, String, String) {
+    if let Some((reason, remedy)) = facts.stopped {
+        return (State::Stopped, reason.to_owned(), remedy.to_owned());
+    }
+    if facts.draining {
+        return (State::Draining, "what is in flight is delivered before the end".to_owned(), String::new());
+    }
+    if let Some(Waiting::Topic { topic, problem, remedy, since, .. }) = &facts.waiting
+        && facts.rows_wait
+        && since.elapsed() >= TOPIC_PATIENCE
+    {
+        return (State::WaitingForTopic, format!("the topic {topic:?} takes no records: {problem}"), remedy.clone());
+    }
+    if facts.rows_wait && facts.since_delivery >= STALLED_AFTER {
+        let place = match (&facts.oldest_out, &facts.waiting) {
+            (_, Some(Waiting::Rebuild { reason, .. })) => format!(" (a failed delivery is being healed: {reason})"),
+            (Some((_, topic)), _) => format!(" (the oldest one is for the topic {:?})", &**topic),
+            _ => String::new(),
+        };
+        let error = facts.kafka_error.as_deref().map_or_else(
+            || "the brokers do not answer; no connection error is known".to_owned(),
+            |error| format!("last error of a connection: {error}"),
+        );
+        return (
+            State::Stalled,
+            format!("rows wait and Kafka has confirmed nothing for over {} s{place}; {error}", STALLED_AFTER.as_secs()),
+            "bring the brokers back, or mend what the error names; walpost goes on by itself, and Postgres keeps the \
+             log until then"
+                .to_owned(),
+        );
+    }
+    if facts.quiet {
+        let reason = "took the slot over; waiting a few seconds for requests of its last holder to pass";
+        return (State::CatchingUp, reason.to_owned(), String::new());
+    }
+    match facts.behind {
+        Some(behind) if behind > BEHIND => {
+            (State::CatchingUp, format!("reading a backlog of more than {} s", BEHIND.as_secs()), String::new())
+        }
+        _ => (State::Streaming, String::new(), String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    fn calm() -> Facts<'static> {
+        Facts {
+            stopped: None,
+            draining: false,
+            waiting: None,
+            rows_wait: false,
+            since_delivery: Duration::from_secs(3600),
+            oldest_out: None,
+            kafka_error: None,
+            behind: None,
+            quiet: false,
+        }
+    }
+
+    #[test]
+    fn an_idle_relay_streams_however_long_ago_the_last_row_was() {
+        assert_eq!(of(&calm()).0, State::Streaming);
+    }
+
+    #[test]
+    fn rows_that_wait_for_ten_seconds_are_a_stall_that_names_the_error() {
+        let error = Some("127.0.0.1:9092: Connection refused".to_owned());
+        let facts = Facts { rows_wait: true, kafka_error: error, ..calm() };
+        let (state, reason, remedy) = of(&facts);
+        assert_eq!(state, State::Stalled);
+        assert!(reason.contains("Connection refused"), "{reason}");
+        assert!(!remedy.is_empty());
+        assert_eq!(
+            of(&Facts { since_delivery: Duration::from_secs(9), rows_wait: true, ..calm() }).0,
+            State::Streaming
+        );
+    }
+
+    #[test]
+    fn a_missing_topic_is_named_once_it_had_time_to_appear() {
+        let waiting = |age: Duration| {
+            Instant::now().checked_sub(age).map(|since| Waiting::Topic {
+                topic: "orders".to_owned(),
+                problem: "unknown topic".to_owned(),
+                remedy: "create it".to_owned(),
+                since,
+                refused_since: Some(since),
+            })
+        };
+        let facts = |age| Facts { rows_wait: true, since_delivery: Duration::ZERO, waiting: waiting(age), ..calm() };
+        assert_eq!(of(&facts(Duration::from_secs(5))).0, State::WaitingForTopic);
+        assert!(of(&facts(Duration::from_secs(5))).1.contains("orders"));
+        assert_eq!(of(&facts(Duration::ZERO)).0, State::Streaming);
+    }
+
+    #[test]
+    fn a_standstill_for_a_person_comes_before_everything() {
+        let facts = Facts { stopped: Some(("why", "what to do")), draining: true, rows_wait: true, ..calm() };
+        assert_eq!(of(&facts), (State::Stopped, "why".to_owned(), "what to do".to_owned()));
+    }
+
+    #[test]
+    fn a_backlog_is_catching_up() {
+        let facts = Facts { behind: Some(Duration::from_secs(11)), ..calm() };
+        assert_eq!(of(&facts).0, State::CatchingUp);
+    }
+}

@@ -1,0 +1,498 @@
+//! One life of the replication connection: rows in, records out, acknowledgements back.
+//!
+//! One task owns the stream and the tracker, so there is no lock and no callback across modules. Nothing in the loop
+//! waits for Kafka or for SQL: both answer through channels.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::time::{MissedTickBehavior, interval, sleep_until};
+
+use crate::ack::{AckTracker, Remembered, Ticket};
+use crate::config::{Config, OnPoison, OnRouteError};
+use crate::error_text::ErrorText as _;
+use crate::lsn::Lsn;
+use crate::outbox::{Mapping, Poison, row_json};
+use crate::postgres::StreamError;
+use crate::postgres::control::{Control, Event};
+use crate::postgres::slot::SlotFacts;
+use crate::relay::condition::{self, Facts};
+use crate::relay::shutdown::Shutdown;
+use crate::router::{Record, Routed, Router, Token};
+use crate::sink::kafka::Busy;
+use crate::sink::refusal::GOES_ON;
+use crate::sink::{Delivery, KafkaSink, TopicId, Waiting};
+use crate::source::decoder::Decoder;
+use crate::source::protocol::{Frame, StandbyStatusUpdate};
+use crate::source::stream::Stream;
+use crate::source::{Relation, Row, SourceEvent};
+use crate::telemetry::{EndStatus, SlotStatus, State, Target, Telemetry, TopicMetrics, WalStatus, human_bytes};
+
+mod ending;
+mod progress;
+mod rows;
+
+pub use ending::Drained;
+pub use progress::{show_slot, slot_status};
+
+/// Frames handled before the loop looks at its other duties.
+const FRAMES_A_TURN: usize = 512;
+/// A keepalive's position is worth a record once it is so far past the last one: our own record is WAL, too.
+const IDLE_RECORD_BYTES: u64 = 1 << 20;
+const RECORD_EVERY: Duration = Duration::from_secs(1);
+const IDLE_RECORD_EVERY: Duration = Duration::from_secs(60);
+/// A record that cannot be written for so long must not hold the log: then Postgres is told without it.
+const RECORD_WITHIN: Duration = Duration::from_secs(30);
+/// While the sink has timers of its own.
+const SINK_TURN_EVERY: Duration = Duration::from_millis(20);
+/// While there is a backlog, what comes within this time is read at once: each read wakes the walsender.
+const GULP: Duration = Duration::from_millis(2);
+/// So many bytes within [`BACKLOG_WITHIN`] are a backlog.
+const BACKLOG_BYTES: usize = 64 * 1024;
+const BACKLOG_WITHIN: Duration = Duration::from_millis(5);
+/// So many reply-requested keepalives in a row, without a row between them, come only from a server that shuts down.
+const DRAINING_KEEPALIVES: u32 = 50;
+
+/// While Postgres holds the log for us.
+const HELD_LOG_EVERY: Duration = Duration::from_secs(60);
+/// Rows that lie ahead in time are warned about once in so long.
+const EARLY_EVERY: Duration = Duration::from_secs(60);
+
+/// Why a session ended.
+#[derive(Debug)]
+pub enum End {
+    /// Told to stop, or caught up.
+    Drained(Drained),
+    /// The connection or what it carried failed.
+    Failed(Failure),
+    /// The server is shutting down and must not wait for us.
+    ServerStopping(String),
+    /// What is published is no longer what the record says.
+    PublicationChanged { reason: String, remedy: String },
+    /// Nothing can be done before a person decides; only where the relay was told to end when caught up.
+    Stopped,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("the replication connection failed")]
+    Stream(#[from] StreamError),
+    #[error("the server sent something that is no valid pgoutput")]
+    Decode(#[from] crate::source::decoder::DecodeError),
+    #[error("a record was lost between walpost and librdkafka ({0}); it is read again from the log")]
+    Sink(String),
+    #[error("the record in walpost.checkpoint is gone or belongs to another epoch: {0}")]
+    Record(String),
+}
+
+/// What a session borrows from the relay, which outlives it.
+pub struct Lent<'a> {
+    pub config: &'a Arc<Config>,
+    pub telemetry: &'a Arc<Telemetry>,
+    pub sink: &'a mut KafkaSink,
+    pub router: &'a mut Router,
+    pub topics: &'a mut Vec<TopicMetrics>,
+    pub shutdown: &'a mut Shutdown,
+}
+
+/// Where a session begins.
+pub struct Start {
+    pub stream: Stream,
+    pub control: Control,
+    pub epoch: u64,
+    /// Confirmed already, and recorded.
+    pub confirmed: Lsn,
+    /// Delivered by an earlier session of this process on the same history.
+    pub remembered: Remembered,
+    /// Nothing is produced before: the last holder of the slot may still have requests under way.
+    pub quiet_until: Option<Instant>,
+    /// End once this is confirmed.
+    pub until: Option<Lsn>,
+}
+
+/// What is left of a session, for the next one.
+pub struct Left {
+    pub confirmed: Lsn,
+    /// The furthest position that was read.
+    pub received: Lsn,
+    pub remembered: Remembered,
+    /// The confirmed position moved.
+    pub progressed: bool,
+}
+
+/// The open transaction.
+struct Transaction {
+    commit_lsn: Lsn,
+    /// Of the next row.
+    ordinal: u32,
+}
+
+struct Table {
+    relation: Arc<Relation>,
+    mapping: Mapping,
+}
+
+/// A standstill that only a person ends.
+struct Stop {
+    reason: String,
+    remedy: String,
+}
+
+pub struct Session<'a> {
+    lent: Lent<'a>,
+    stream: Stream,
+    control: Control,
+    decoder: Decoder,
+    tracker: AckTracker,
+    remembered: Remembered,
+    epoch: u64,
+    table: Option<Table>,
+    transaction: Option<Transaction>,
+    /// Read, and not taken by the sink yet. While there is one, nothing is read.
+    pending: Option<(Ticket, Record)>,
+    stop: Option<Stop>,
+    quiet_until: Option<Instant>,
+    until: Option<Lsn>,
+    /// Committed to `walpost.checkpoint`.
+    recorded: Lsn,
+    /// Under way to it.
+    recording: Option<(Lsn, Instant)>,
+    record_asked_at: Instant,
+    /// The record could not be written in time; confirmed without it.
+    unrecorded: bool,
+    rows_since_record: bool,
+    /// In status frames since.
+    confirmed: Lsn,
+    begun_at: Lsn,
+    draining_until: Option<Instant>,
+    last_delivery: Instant,
+    commit_time: Option<SystemTime>,
+    keepalives_in_a_row: u32,
+    /// As last seen.
+    slot: Option<Box<SlotFacts>>,
+    /// When the log that is held for us was last spoken of, and how much it was.
+    held_log: Option<(Instant, u64)>,
+    early_said_at: Option<Instant>,
+    gulp: Gulp,
+    deliveries: Vec<Delivery>,
+}
+
+/// Whether rows come so fast that it pays to let them gather.
+struct Gulp {
+    since: Instant,
+    bytes: usize,
+    until: Option<Instant>,
+}
+
+/// What stopped the reading of frames.
+#[derive(PartialEq, Eq)]
+enum Pump {
+    /// The buffer has no whole frame: the socket must be read.
+    Empty,
+    /// Reading is closed for now.
+    Closed,
+    /// More frames are waiting; the other duties come first.
+    More,
+}
+
+impl<'a> Session<'a> {
+    pub fn new(lent: Lent<'a>, start: Start) -> Session<'a> {
+        let now = Instant::now();
+        Session {
+            lent,
+            stream: start.stream,
+            control: start.control,
+            decoder: Decoder::new(),
+            tracker: AckTracker::new(start.confirmed),
+            remembered: start.remembered,
+            epoch: start.epoch,
+            table: None,
+            transaction: None,
+            pending: None,
+            stop: None,
+            quiet_until: start.quiet_until,
+            until: start.until,
+            recorded: start.confirmed,
+            recording: None,
+            record_asked_at: now.checked_sub(RECORD_EVERY).unwrap_or(now),
+            unrecorded: false,
+            rows_since_record: false,
+            confirmed: start.confirmed,
+            begun_at: start.confirmed,
+            draining_until: None,
+            last_delivery: now,
+            commit_time: None,
+            keepalives_in_a_row: 0,
+            slot: None,
+            held_log: None,
+            early_said_at: None,
+            gulp: Gulp { since: now, bytes: 0, until: None },
+            deliveries: Vec::new(),
+        }
+    }
+
+    /// Runs until the session is over, then lets go of Kafka.
+    pub async fn run(mut self) -> (End, Left) {
+        let end = self.stream_rows().await.unwrap_or_else(End::Failed);
+        let status = self.status_update(false);
+        let received = self.stream.received();
+        // Of an earlier holder: what it had under way, our signing off would hide.
+        let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
+        let Session {
+            mut lent, stream, control, mut tracker, mut remembered, mut deliveries, confirmed, begun_at, ..
+        } = self;
+        if matches!(end, End::Drained(_) | End::Stopped) {
+            // What a poison message holds back is not under way.
+            let nothing_out = lent.sink.nothing_out();
+            say_goodbye(stream, &status, control, nothing_out && !quiet).await;
+        } else {
+            // Another relay may take the slot from here on.
+            drop((stream, control));
+        }
+        deliveries.clear();
+        lent.sink.release(&mut deliveries).await;
+        for delivery in deliveries {
+            if let Delivery::Delivered { ticket, topic, bytes, .. } = delivery {
+                tracker.delivered(ticket);
+                // It is remembered and will not come again, so it is counted here or never.
+                topic_metrics(&mut lent, topic).published(1, bytes as u64);
+            }
+        }
+        lent.telemetry.in_flight(0, 0);
+        lent.telemetry.oldest_unconfirmed(None);
+        remembered.merge(tracker.into_remembered());
+        remembered.forget_below(confirmed);
+        let progressed = confirmed > begun_at;
+        (end, Left { confirmed, received, remembered, progressed })
+    }
+
+    async fn stream_rows(&mut self) -> Result<End, Failure> {
+        let mut feedback = interval(self.lent.config.feedback.interval);
+        feedback.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let now = Instant::now();
+            self.take_deliveries(now);
+            let pumped = self.pump(now)?;
+            self.record(now);
+            self.lent.telemetry.turned();
+            if let Some(reason) = self.lent.sink.fault() {
+                return Err(Failure::Sink(reason.to_owned()));
+            }
+            if let Some(end) = self.finished(now) {
+                return Ok(end);
+            }
+            let wake_at = self.wake_at(now);
+            // In this order, because each may wait for the ones below it but never for the ones above.
+            tokio::select! {
+                biased;
+                // A stop is a deadline: the sooner it is known, the more of it is left.
+                () = self.lent.shutdown.asked(), if self.draining_until.is_none() => self.begin_draining(now, "told to stop"),
+                // Feedback keeps the session alive, whatever Kafka does.
+                _ = feedback.tick() => self.give_feedback().await?,
+                // Deliveries open the window and move the watermark: before anything new is read.
+                () = self.lent.sink.woken() => {}
+                event = self.control.event() => if let Some(end) = self.on_control(event).await? { return Ok(end) },
+                () = sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => {}
+                () = std::future::ready(()), if pumped == Pump::More => {}
+                read = self.stream.readable(), if pumped == Pump::Empty && self.gulp.until.is_none() => read?,
+            }
+        }
+    }
+
+    /// The next moment at which something happens by time alone.
+    fn wake_at(&self, now: Instant) -> Option<Instant> {
+        let sink = (self.lent.sink.needs_turns() || self.pending.is_some()).then(|| now + SINK_TURN_EVERY);
+        [sink, self.gulp.until, self.quiet_until, self.draining_until].into_iter().flatten().min()
+    }
+
+    fn take_deliveries(&mut self, now: Instant) {
+        let mut deliveries = std::mem::take(&mut self.deliveries);
+        self.lent.sink.turn(now, &mut deliveries);
+        let clock = SystemTime::now();
+        for delivery in deliveries.drain(..) {
+            match delivery {
+                Delivery::Delivered { ticket, topic, bytes, publish_latency } => {
+                    let commit_time = self.tracker.delivered(ticket);
+                    let latency = commit_time.and_then(|at| clock.duration_since(at).ok());
+                    self.lent.telemetry.metrics.observe_publish(publish_latency, 1);
+                    let metrics = topic_metrics(&mut self.lent, topic);
+                    metrics.published(1, bytes as u64);
+                    metrics.observe_end_to_end(latency.unwrap_or_default(), 1);
+                    self.last_delivery = now;
+                    self.rows_since_record = true;
+                }
+                Delivery::Poison { ticket, reason, sentence, record } => {
+                    self.on_refused(ticket, reason, &sentence, &record)
+                }
+            }
+        }
+        self.deliveries = deliveries;
+        self.stop_at_bad_route();
+        for reason in self.lent.sink.take_rebuilds() {
+            self.lent.telemetry.metrics.retry(Target::Kafka, reason);
+        }
+        if let Some((ticket, record)) = self.pending.take() {
+            self.offer(ticket, record, now);
+        }
+        let (messages, bytes) = self.tracker.in_flight();
+        self.lent.telemetry.in_flight(messages as u64, bytes as u64);
+    }
+
+    fn offer(&mut self, ticket: Ticket, record: Record, now: Instant) {
+        if let Err(Busy(record)) = self.lent.sink.send(ticket, record, now) {
+            self.pending = Some((ticket, record));
+        }
+    }
+
+    /// The broker has proved that a record can never be stored as it is.
+    fn on_refused(&mut self, ticket: Ticket, reason: &'static str, sentence: &str, record: &Record) {
+        self.lent.telemetry.metrics.failed(reason);
+        let row = record.describe();
+        match self.lent.config.on_poison {
+            OnPoison::Skip => {
+                tracing::error!(
+                    reason,
+                    topic = &*record.topic,
+                    record = record.to_json(),
+                    "skipped a message that Kafka refuses, as on_poison = \"skip\" asks: {row}: {sentence}"
+                );
+                self.lent.sink.discard(ticket);
+                self.tracker.delivered(ticket);
+                self.lent.telemetry.metrics.messages_skipped.inc();
+                self.rows_since_record = true;
+            }
+            OnPoison::Stop => {
+                self.lent.sink.freeze(ticket);
+                let remedy = match reason {
+                    "too_large" => format!(
+                        "raise max.message.bytes of the topic {:?} and restart walpost, or restart it with \
+                         on_poison = \"skip\" to leave the message out",
+                        &*record.topic
+                    ),
+                    _ => "make the topic accept it and restart walpost, or restart it with on_poison = \"skip\" to \
+                          leave the message out"
+                        .to_owned(),
+                };
+                self.stop_at(format!("Kafka refuses a message: {row}: {sentence}"), remedy);
+            }
+        }
+    }
+
+    fn stop_at(&mut self, reason: String, remedy: String) {
+        if self.stop.is_none() {
+            self.stop = Some(Stop { reason, remedy });
+            self.show_state(Instant::now());
+        }
+    }
+
+    /// Whether a row may be read now.
+    fn reading_is_open(&self, now: Instant) -> bool {
+        let window = self.lent.config.window;
+        let stopping = self.draining_until.is_some() && self.transaction.is_none();
+        !stopping
+            && self.pending.is_none()
+            && self.stop.is_none()
+            && self.quiet_until.is_none_or(|at| now >= at)
+            && self.tracker.window_messages() < window.messages
+            && self.tracker.window_bytes() < window.bytes
+    }
+
+    fn pump(&mut self, now: Instant) -> Result<Pump, Failure> {
+        self.gulp.until = self.gulp.until.filter(|at| now < *at);
+        self.quiet_until = self.quiet_until.filter(|at| now < *at);
+        for _ in 0..FRAMES_A_TURN {
+            if !self.reading_is_open(now) {
+                return Ok(Pump::Closed);
+            }
+            match self.stream.next()? {
+                None => return Ok(Pump::Empty),
+                Some(Frame::XLogData { data, .. }) => {
+                    self.keepalives_in_a_row = 0;
+                    self.gulp.add(data.len(), now);
+                    let event = self.decoder.decode(data)?;
+                    if let Some(event) = event {
+                        self.on_event(event, now);
+                    }
+                }
+                Some(Frame::PrimaryKeepalive { wal_end, sent, reply_requested }) => {
+                    self.lent.telemetry.metrics.clock_skew.set(seconds_ahead(sent));
+                    self.tracker.keepalive(wal_end);
+                    if reply_requested {
+                        self.keepalives_in_a_row += 1;
+                    }
+                }
+            }
+        }
+        Ok(Pump::More)
+    }
+
+    fn on_event(&mut self, event: SourceEvent, now: Instant) {
+        match event {
+            SourceEvent::Begin { final_lsn, commit_time, .. } => {
+                self.tracker.begin(final_lsn, commit_time);
+                self.commit_time = Some(commit_time);
+                self.transaction = Some(Transaction { commit_lsn: final_lsn, ordinal: 0 });
+            }
+            SourceEvent::Row(row) => self.on_row(&row, now),
+            SourceEvent::Commit { end_lsn, .. } => {
+                self.transaction = None;
+                self.tracker.commit(end_lsn);
+            }
+            SourceEvent::Keepalive { wal_end, .. } => self.tracker.keepalive(wal_end),
+            SourceEvent::Ignored(kind) => self.lent.telemetry.metrics.ignored(kind.as_str()),
+        }
+    }
+}
+
+/// The last words: the confirmed position, once more, and the end of the copy, so that the slot stands exactly there when
+/// the process is gone.
+async fn say_goodbye(mut stream: Stream, status: &StandbyStatusUpdate, mut control: Control, nothing_under_way: bool) {
+    let said = match stream.send_status(status).await {
+        Ok(()) => stream.finish().await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = said {
+        tracing::warn!(
+            error = error.text(),
+            "the server did not confirm the end of the stream; some rows may come again"
+        );
+    }
+    // With requests still under way the next holder must wait for them to pass.
+    if nothing_under_way {
+        control.sign_off().await;
+    }
+}
+
+impl Gulp {
+    fn add(&mut self, bytes: usize, now: Instant) {
+        if now.saturating_duration_since(self.since) > BACKLOG_WITHIN {
+            self.since = now;
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
+        if self.bytes > BACKLOG_BYTES && self.until.is_none() {
+            self.until = Some(now + GULP);
+            self.bytes = 0;
+            self.since = now;
+        }
+    }
+}
+
+/// How far the server's clock is ahead of ours, in seconds.
+fn seconds_ahead(server: SystemTime) -> f64 {
+    match server.duration_since(SystemTime::now()) {
+        Ok(ahead) => ahead.as_secs_f64(),
+        Err(behind) => -behind.duration().as_secs_f64(),
+    }
+}
+
+/// The handle of a topic's metrics, looked up once.
+fn topic_metrics<'m>(lent: &'m mut Lent<'_>, topic: TopicId) -> &'m TopicMetrics {
+    let index = topic.0 as usize;
+    while lent.topics.len() <= index {
+        let id = TopicId(u32::try_from(lent.topics.len()).unwrap_or(u32::MAX));
+        let name = lent.sink.topic_name(id);
+        lent.topics.push(lent.telemetry.metrics.topic(&name));
+    }
+    &lent.topics[index]
+}
