@@ -1,0 +1,125 @@
+//! `walpost run`: streams until told to stop. Wires the pieces together and starts them in the order in which they are
+//! needed.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+use crate::cli::exit;
+use crate::commands::setup::{self, SetupError, SetupOptions};
+use crate::config::Config;
+use crate::error_text::ErrorText as _;
+use crate::postgres::slot;
+use crate::postgres::{AddressError, Connector, Session};
+use crate::relay::session::slot_status;
+use crate::relay::shutdown::Shutdown;
+use crate::relay::start::{NotNow, Prepare, split_remedy};
+use crate::relay::{GaveUp, Relay, RunOptions};
+use crate::router::{Router, TemplateError};
+use crate::sink::{KafkaSink, SettingsRefused};
+use crate::telemetry::server::{self, ServeError};
+use crate::telemetry::{SlotStatus, Target, Telemetry};
+
+/// What keeps a run from starting, or ended it.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error("the address of Postgres cannot be used")]
+    Address(#[from] AddressError),
+    #[error("route.topic cannot be used")]
+    Template(#[from] TemplateError),
+    #[error(transparent)]
+    Kafka(#[from] SettingsRefused),
+    #[error(transparent)]
+    Http(#[from] ServeError),
+    #[error("signals cannot be listened for")]
+    Signals(#[source] std::io::Error),
+    #[error(transparent)]
+    GaveUp(#[from] GaveUp),
+}
+
+impl RunError {
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            RunError::Address(_) | RunError::Template(_) | RunError::Kafka(_) | RunError::Http(_) => {
+                exit::CONFIGURATION
+            }
+            RunError::Signals(_) => exit::BUG,
+            RunError::GaveUp(GaveUp::Unreachable { .. }) => exit::UNREACHABLE,
+            RunError::GaveUp(GaveUp::NotPermitted { .. }) => exit::NOT_PERMITTED,
+            RunError::GaveUp(GaveUp::Temporary { .. }) => exit::TEMPORARY,
+            RunError::GaveUp(GaveUp::Blocked { .. }) => exit::CONFIGURATION,
+            RunError::GaveUp(GaveUp::Decision { .. }) => exit::DECISION,
+        }
+    }
+}
+
+/// Runs the relay.
+pub async fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
+    let shutdown = Shutdown::on_signals().map_err(RunError::Signals)?;
+    let telemetry = Telemetry::new(env!("CARGO_PKG_VERSION"), &[("librdkafka", &crate::sink::librdkafka_version())]);
+    telemetry.metrics.expect_retries(Target::Postgres, ["session"]);
+    telemetry.metrics.expect_retries(Target::Kafka, crate::sink::REBUILD_REASONS);
+    telemetry.update(|status| status.slot.name = Some(config.postgres.slot.clone()));
+    let connector = Connector::new(&config.postgres)?;
+    let router = Router::new(&config)?;
+    let config = Arc::new(config);
+    let sink = KafkaSink::start(config.clone())?;
+    let server = match config.http.listen {
+        Some(listen) => Some(server::serve(listen, telemetry.clone()).await?),
+        None => None,
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        postgres = connector.describe(),
+        brokers = config.kafka.brokers.as_deref().unwrap_or_default(),
+        table = config.postgres.table,
+        slot = config.postgres.slot,
+        publication = config.postgres.publication,
+        topic = config.route.topic,
+        partitioner = ?config.route.partitioner,
+        "walpost starts: acks=all, idempotent, gapless, at most 5 requests in flight"
+    );
+    let relay = Relay::new(config, options, connector, sink, router, telemetry, shutdown);
+    let outcome = relay.run().await;
+    if let Some(server) = server {
+        server.stop().await;
+    }
+    if let Err(error) = &outcome {
+        tracing::error!(error = error.text(), "walpost ends before it has caught up");
+    }
+    Ok(outcome?)
+}
+
+/// What `run --setup` does before the first look: the same as `walpost setup`.
+pub fn setup(config: &Config) -> Box<dyn Prepare> {
+    Box::new(Setup { config: config.clone() })
+}
+
+struct Setup {
+    config: Config,
+}
+
+impl Prepare for Setup {
+    fn prepare<'a>(&'a self, session: &'a Session) -> BoxFuture<'a, Result<(), NotNow>> {
+        Box::pin(async move {
+            let mut said = Vec::new();
+            let made = setup::apply(&session.client, None, &self.config, &SetupOptions::default(), &mut said).await;
+            for line in String::from_utf8_lossy(&said).lines().filter(|line| !line.trim().is_empty()) {
+                tracing::info!("setup: {line}");
+            }
+            match made {
+                Ok(()) => Ok(()),
+                // What a person must decide on, the look that follows says in full.
+                Err(SetupError::Decide { .. } | SetupError::SlotHeld { .. }) => Ok(()),
+                Err(error) => Err(split_remedy(&error.text())),
+            }
+        })
+    }
+}
+
+/// What Postgres says of the slot, for a status without a relay. None: it cannot be asked, or there is none.
+pub async fn look_at_slot(config: &Config) -> Option<(SlotStatus, Option<u64>)> {
+    let session = Connector::new(&config.postgres).ok()?.sql("walpost status").await.ok()?;
+    let facts = slot::facts(&session, &config.postgres.slot).await.ok()??;
+    Some((slot_status(&facts), facts.lag_bytes()))
+}
