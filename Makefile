@@ -1,0 +1,53 @@
+# Two commands do everything on a bare machine: `make demo` and `make test`. What they need: scripts/stack missing.
+.DEFAULT_GOAL := help
+.PHONY: help deps programs build check unit test postgres end-to-end demo clean
+
+majors := 14 15 16 17 18
+
+# Tests of the rules and the loop that need no server, beside the unit tests.
+serverless := --test tidy $(if $(wildcard tests/simulation/main.rs),--test simulation)
+# A test waits for real servers more than it computes; more than two at once make each other slow on two cores.
+jobs ?= 2
+
+help: ## what can be made
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+deps: ## install what building and testing need (Debian, Ubuntu), except Rust
+	@scripts/deps
+
+programs: ## find or fetch Postgres 14 to 18 and Kafka
+	@scripts/stack fetch postgres
+	@scripts/stack fetch kafka
+
+build: ## the release binary: target/release/walpost
+	cargo build --release --locked
+
+check: ## formatting, lints, unit tests, documentation; no servers
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	$(MAKE) --no-print-directory unit
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+
+unit:
+	cargo test --locked --lib --bins $(serverless)
+	cargo test --locked --doc
+
+test: programs unit postgres end-to-end ## every test, on real servers
+
+# Our side of the wire and every statement of sql/, on every major version.
+postgres:
+	cargo test --locked --test wire --test sql --no-run
+	@set -e; for major in $(majors); do \
+	  echo "Postgres $$major"; \
+	  export WALPOST_TEST_POSTGRES_BIN=$$(scripts/stack bindir $$major); \
+	  scripts/stack with-postgres $$major cargo test --locked --quiet --test wire --test sql -- --test-threads=$(jobs); \
+	done
+
+end-to-end:
+	cargo test --locked --test end_to_end -- --test-threads=$(jobs)
+
+demo: ## a real Postgres, a real Kafka, walpost, and orders passing through
+	@scripts/demo
+
+clean: ## remove what was built; fetched programs stay in the cache
+	cargo clean
