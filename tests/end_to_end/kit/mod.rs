@@ -1,0 +1,36 @@
+//! The test kit: real servers, the built binary, workloads, and the comparison of what was committed with what arrived.
+//! Nothing of walpost's library is used here, so that the tests see only what a user sees.
+
+// Each test uses a part of the kit; what none uses is noticed in review.
+#![allow(dead_code, unused_imports)]
+
+mod certs;
+mod http;
+mod kafka;
+mod murmur2;
+mod outbox;
+mod postgres;
+mod programs;
+mod read;
+mod run;
+mod scene;
+mod sql;
+mod verify;
+mod wait;
+mod walpost;
+mod workload;
+
+pub use certs::{Authority, Certificate};
+pub use kafka::{Kafka, SCRAM_PASSWORD, SCRAM_USER};
+pub use murmur2::partition;
+pub use outbox::{Message, TABLES, Table, insert};
+pub use postgres::{Postgres, Stop, listening};
+pub use programs::{MAJOR, MAJORS, java, kafka_classpath, postgres_bindir, repository};
+pub use read::Seen;
+pub use run::{free_port, new_dir, unique};
+pub use scene::Scene;
+pub use sql::{Sql, block_on, explain};
+pub use verify::{Expected, Report, Token, verify};
+pub use wait::{hold, pace, seconds, wait_for, wait_some};
+pub use walpost::{Output, Walpost, WalpostCommand, walpost};
+pub use workload::{Load, Random, Workload};

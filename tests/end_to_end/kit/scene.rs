@@ -1,0 +1,81 @@
+//! An application's database with its outbox, and the command line of the relay that belongs to it.
+
+use std::time::Duration;
+
+use super::kafka::Kafka;
+use super::outbox::Table;
+use super::postgres::Postgres;
+use super::run::unique;
+use super::sql::Sql;
+use super::verify::{Expected, Report, verify};
+use super::wait::{seconds, wait_for};
+use super::walpost::{WalpostCommand, walpost};
+use super::workload::Workload;
+
+/// Addresses only: the servers may be stopped and started meanwhile.
+#[derive(Clone)]
+pub struct Scene {
+    /// The database's name, and the slot's: slots belong to the whole server.
+    pub name: String,
+    pub url: String,
+    pub brokers: String,
+    pub table: Table,
+}
+
+impl Scene {
+    /// A database with an empty outbox, a slot and a publication.
+    pub fn new(postgres: &Postgres, kafka: &Kafka, table: Table) -> Scene {
+        let scene = Scene::without_setup(postgres, kafka, table);
+        scene.walpost("setup").succeeds(seconds(30));
+        scene
+    }
+
+    /// A database with an empty outbox, and nothing of walpost's.
+    pub fn without_setup(postgres: &Postgres, kafka: &Kafka, table: Table) -> Scene {
+        let name = format!("app{}", unique());
+        table.create(&postgres.create_database(&name), "outbox_messages");
+        Scene { url: postgres.url(&name), brokers: kafka.bootstrap(), name, table }
+    }
+
+    /// `walpost ARGUMENTS` with this scene's addresses and slot.
+    pub fn walpost(&self, arguments: &str) -> WalpostCommand {
+        walpost(arguments).env("WALPOST_DATABASE_URL", &self.url).env("WALPOST_BROKERS", &self.brokers).slot(&self.name)
+    }
+
+    #[track_caller]
+    pub fn sql(&self) -> Sql {
+        Sql::connect(&self.url)
+    }
+
+    pub fn workload(&self) -> Workload {
+        Workload::new(&self.url, self.table)
+    }
+
+    /// Lets a relay read until everything committed before now is in Kafka.
+    #[track_caller]
+    pub fn catch_up(&self, bound: Duration) {
+        self.walpost("run --until-caught-up").succeeds(bound);
+    }
+
+    /// The slot's `confirmed_flush_lsn` has reached everything written before now, but for what the relay itself writes.
+    #[track_caller]
+    pub fn wait_confirmed(&self, bound: Duration) {
+        let sql = self.sql();
+        let target = sql.value("select pg_current_wal_insert_lsn()");
+        let slot = &self.name;
+        let query = format!(
+            "select pg_wal_lsn_diff('{target}', confirmed_flush_lsn) < 1500000 from pg_replication_slots where slot_name = '{slot}'"
+        );
+        wait_for(bound, "the slot to follow", || sql.is_true(&query));
+    }
+}
+
+impl Kafka {
+    /// Compares what was committed with what is in the workload's topics.
+    #[track_caller]
+    pub fn verify(&self, workload: &Workload, expected: &[Expected]) -> Report {
+        let topics = workload.topics();
+        let topics = topics.each_ref().map(String::as_str);
+        verify(expected, &self.read(&topics), |topic| self.partition_count(topic))
+    }
+}

@@ -1,0 +1,196 @@
+//! What was committed against what arrived: lost, repeated, swapped, invented, or simply wrong.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use super::murmur2;
+use super::read::Seen;
+
+/// A committed row, as its record must look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    pub id: String,
+    pub topic: String,
+    pub key: String,
+    pub value: String,
+    /// None: there must be no such header.
+    pub event_type: Option<String>,
+    /// Headers beyond `id`, `eventType` and `token`, in any order.
+    pub headers: Vec<(String, Option<String>)>,
+    /// Grows with the commit order within a key.
+    pub sequence: u64,
+    /// The transaction that wrote it: rows of one share the token's commit LSN.
+    pub transaction: u64,
+}
+
+#[derive(Default)]
+pub struct Report {
+    pub expected: usize,
+    pub seen: usize,
+    pub lost: Vec<String>,
+    /// One entry for each arrival of a row beyond its first.
+    pub repeated: Vec<String>,
+    /// First arrivals that came after a later row of their key.
+    pub swapped: Vec<String>,
+    /// Arrivals that no committed row stands behind.
+    pub invented: Vec<String>,
+    /// Arrivals whose key, value, topic, partition or headers are not the row's.
+    pub wrong: Vec<String>,
+}
+
+/// `seen` must be in offset order within each partition; `partitions` are the topic's.
+pub fn verify(expected: &[Expected], seen: &[Seen], partitions: impl Fn(&str) -> i32) -> Report {
+    let mut report = Report { expected: expected.len(), seen: seen.len(), ..Report::default() };
+    let by_id: HashMap<&str, &Expected> = expected.iter().map(|row| (row.id.as_str(), row)).collect();
+    assert_eq!(by_id.len(), expected.len(), "the workload gave an id twice");
+    let mut partition_counts: HashMap<&str, i32> = HashMap::new();
+    let mut arrived: HashSet<&str> = HashSet::new();
+    let mut latest: HashMap<(&str, &str), u64> = HashMap::new();
+    let mut positions: HashMap<u64, Vec<(u64, u32)>> = HashMap::new();
+    for record in seen {
+        let id = record.header("id").unwrap_or_default();
+        let Some(&row) = by_id.get(id.as_str()) else {
+            report.invented.push(place(record));
+            continue;
+        };
+        let count = *partition_counts.entry(&row.topic).or_insert_with(|| partitions(&row.topic));
+        let faults = faults(row, record, count);
+        if !faults.is_empty() {
+            report.wrong.push(format!("{}: {faults}", place(record)));
+        }
+        if !arrived.insert(&row.id) {
+            report.repeated.push(place(record));
+            continue;
+        }
+        let latest = latest.entry((&row.topic, &row.key)).or_default();
+        if row.sequence < *latest {
+            report.swapped.push(format!("{} is {} of its key and came after {latest}", place(record), row.sequence));
+        }
+        *latest = row.sequence.max(*latest);
+        if let Some(token) = record.header("token").as_deref().and_then(Token::parse) {
+            positions.entry(row.transaction).or_default().push((token.commit_lsn, token.ordinal));
+        }
+    }
+    report.lost = expected.iter().filter(|row| !arrived.contains(row.id.as_str())).map(|row| row.id.clone()).collect();
+    for (transaction, positions) in positions {
+        if let Some(fault) = token_fault(positions) {
+            report.wrong.push(format!("tokens of transaction {transaction}: {fault}"));
+        }
+    }
+    report
+}
+
+/// The header `token`, read by the tests' own eyes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Token {
+    pub epoch: u64,
+    pub commit_lsn: u64,
+    pub ordinal: u32,
+}
+
+impl Token {
+    /// Ten decimal digits, sixteen and eight upper-case hexadecimal ones, with dashes between them.
+    pub fn parse(text: &str) -> Option<Token> {
+        let bytes = text.as_bytes();
+        let wellformed = bytes.len() == 36
+            && bytes.iter().enumerate().all(|(at, &byte)| match at {
+                10 | 27 => byte == b'-',
+                0..10 => byte.is_ascii_digit(),
+                _ => byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte),
+            });
+        wellformed.then_some(())?;
+        Some(Token {
+            epoch: text[..10].parse().ok()?,
+            commit_lsn: u64::from_str_radix(&text[11..27], 16).ok()?,
+            ordinal: u32::from_str_radix(&text[28..], 16).ok()?,
+        })
+    }
+}
+
+/// The rows of one transaction share its commit LSN and count from 0.
+fn token_fault(mut positions: Vec<(u64, u32)>) -> Option<String> {
+    positions.sort_unstable();
+    let lsn = positions.first()?.0;
+    if positions.iter().any(|position| position.0 != lsn) {
+        return Some(format!("more than one commit LSN: {positions:X?}"));
+    }
+    let dense = positions.iter().enumerate().all(|(at, position)| position.1 as usize == at);
+    (!dense).then(|| format!("ordinals do not count from 0: {:?}", positions.iter().map(|p| p.1).collect::<Vec<_>>()))
+}
+
+fn faults(row: &Expected, record: &Seen, partitions: i32) -> String {
+    let mut faults = Vec::new();
+    let text = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    // The second client does not tell the topic.
+    if !record.topic.is_empty() && record.topic != row.topic {
+        faults.push(format!("topic {} instead of {}", record.topic, row.topic));
+    }
+    if record.key.as_deref() != Some(row.key.as_bytes()) {
+        faults.push(format!("key {:?} instead of {:?}", text(&record.key), row.key));
+    }
+    if record.value.as_deref() != Some(row.value.as_bytes()) {
+        faults.push(format!("value {:?} instead of {:?}", text(&record.value), row.value));
+    }
+    let partition = murmur2::partition(row.key.as_bytes(), partitions);
+    if record.partition != partition {
+        faults.push(format!("partition {} instead of {partition}", record.partition));
+    }
+    if record.header("token").as_deref().and_then(Token::parse).is_none() {
+        faults.push(format!("token {:?}", record.header("token")));
+    }
+    let mut wanted: Vec<(String, Option<String>)> = row.headers.clone();
+    wanted.push(("id".into(), Some(row.id.clone())));
+    if let Some(event_type) = &row.event_type {
+        wanted.push(("eventType".into(), Some(event_type.clone())));
+    }
+    wanted.sort();
+    let others = record.headers.iter().filter(|(name, _)| name != "token");
+    let mut got: Vec<(String, Option<String>)> = others.map(|(name, value)| (name.clone(), text(value))).collect();
+    got.sort();
+    if got != wanted {
+        faults.push(format!("headers {got:?} instead of {wanted:?}"));
+    }
+    faults.join("; ")
+}
+
+fn place(record: &Seen) -> String {
+    let id = record.header("id").unwrap_or_else(|| "without id".into());
+    format!("{id} at {}/{}@{}", record.topic, record.partition, record.offset)
+}
+
+impl Report {
+    /// Everything arrived as it should, each row once.
+    #[track_caller]
+    pub fn assert_exactly_once(&self) {
+        self.assert_at_least_once();
+        assert!(self.repeated.is_empty(), "rows were repeated: {self}");
+    }
+
+    /// Everything arrived as it should; a row may have come more than once.
+    #[track_caller]
+    pub fn assert_at_least_once(&self) {
+        let whole = [&self.lost, &self.swapped, &self.invented, &self.wrong].iter().all(|list| list.is_empty());
+        assert!(whole, "not what was committed: {self}");
+        assert!(self.expected > 0, "nothing was expected, so nothing was tested");
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows committed, {} records seen", self.expected, self.seen)?;
+        let lists = [
+            ("lost", &self.lost),
+            ("repeated", &self.repeated),
+            ("swapped", &self.swapped),
+            ("invented", &self.invented),
+            ("wrong", &self.wrong),
+        ];
+        for (name, list) in lists.iter().filter(|(_, list)| !list.is_empty()) {
+            write!(f, "\n  {} {name}:", list.len())?;
+            for entry in list.iter().take(5) {
+                write!(f, "\n    {entry}")?;
+            }
+        }
+        Ok(())
+    }
+}

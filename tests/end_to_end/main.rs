@@ -1,0 +1,23 @@
+//! The built binary against real servers: one file for each promise, named after it. `make test` runs them; they need
+//! Java and what `scripts/stack` finds or fetches, and fail without it.
+
+mod a_message_that_cannot_be_sent;
+mod documents;
+mod exactly_the_committed_rows;
+mod first_errors;
+mod idle_slot_advances;
+mod kafka_outage;
+mod kit;
+mod memory_is_bounded;
+mod no_repeats_without_a_crash;
+mod nothing_is_lost;
+mod record_first;
+mod setting_up;
+mod shutdown_never_waits;
+mod sigterm_leaves_nothing_to_repeat;
+mod storms;
+mod the_kit_works;
+mod tls;
+mod until_caught_up;
+mod warm_standby;
+mod what_the_outside_sees;
