@@ -304,8 +304,8 @@ impl KafkaSink {
         }
     }
 
-    /// Takes what has come from librdkafka's threads, at most about `most` deliveries, and moves on: purges, rebuilds,
-    /// feeds what is held. Call it when woken and at least every 20 ms while [`KafkaSink::needs_turns`].
+    /// Takes all that has come from librdkafka's threads, which the window bounds, and moves on: purges, rebuilds, feeds
+    /// what is held. Call it when woken and at least every 20 ms while [`KafkaSink::needs_turns`].
     pub fn turn(&mut self, now: Instant, deliveries: &mut Vec<Delivery>) {
         let mut inbox = std::mem::take(&mut self.inbox);
         self.mailbox.take(&mut inbox);
