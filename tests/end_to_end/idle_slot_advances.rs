@@ -17,7 +17,7 @@ fn while_other_tables_and_other_databases_are_written() {
         sql.execute("insert into busy (filler) select repeat('x', 1000) from generate_series(1, 100000)");
         let written = sql.number(&format!("select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '{before}')::bigint"));
         assert!(written > 100_000_000, "only {written} bytes of WAL were written to {where_to}");
-        scene.wait_confirmed(seconds(15));
+        scene.wait_slot_follows(seconds(15));
         // restart_lsn follows one step behind: the server has to log which transactions run, and to hear of more. What is
         // written to that end stays far below what is let go, however fast the machine is.
         let retained = format!(
@@ -50,7 +50,7 @@ fn and_an_idle_server_stays_idle() {
     let relay = scene.walpost("run").spawn();
     relay.wait_streaming();
     let sql = scene.sql();
-    scene.wait_confirmed(seconds(15));
+    scene.wait_slot_follows(seconds(15));
     let before = sql.value("select pg_current_wal_insert_lsn()");
     hold(seconds(20), "the relay streams", || relay.state() == "streaming");
     let written = sql.number(&format!("select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '{before}')::bigint"));

@@ -31,7 +31,7 @@ fn one_transaction_of_a_million_rows() {
     // The window is 32 MiB of rows; the last row that is let in may exceed it.
     assert!(peak_window <= 33 * MIB, "{peak_window} bytes were in flight");
     assert!(memory.peak < 64 * MIB + 32 * MIB, "peak of resident memory: {} MiB", memory.peak / MIB);
-    scene.wait_confirmed(seconds(30));
+    scene.wait_slot_follows(seconds(30));
     relay.stop();
 
     let mut latest: HashMap<Vec<u8>, usize> = HashMap::new();

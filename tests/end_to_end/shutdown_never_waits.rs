@@ -29,10 +29,7 @@ fn on_every_version_while_kafka_is_dead_and_the_window_is_full() {
     for one in &mut stuck {
         let (relay, workload, expected) = (&one.relay, &one.workload, &one.expected);
         relay.wait_streaming();
-        let topics = workload.topics();
-        wait_for(seconds(120), "all rows to arrive unaided", || {
-            kafka.count(&topics.each_ref().map(String::as_str)) >= expected.len() as u64
-        });
+        kafka.wait_arrived(workload, expected, seconds(120));
         relay.stop();
         kafka.verify(workload, expected).assert_at_least_once();
     }
@@ -77,7 +74,7 @@ fn while_the_relay_is_idle_or_busy() {
         relay.wait_streaming();
         if let Some(load) = load {
             let expected = load.stop();
-            scene.wait_confirmed(seconds(30));
+            kafka.wait_arrived(&workload, &expected, seconds(60));
             kafka.verify(&workload, &expected).assert_at_least_once();
         }
     }

@@ -48,7 +48,7 @@ fn a_storm_of_poison(limit: usize) {
         began.elapsed(),
         relay.metric("walpost_retries_total", "kafka")
     );
-    scene.wait_confirmed(seconds(20));
+    scene.wait_slot_follows(seconds(20));
     relay.stop();
     let seen = kafka.read(&[&topic]);
     let mut of_key = std::collections::BTreeMap::<_, Vec<_>>::new();

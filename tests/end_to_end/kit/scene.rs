@@ -1,5 +1,6 @@
 //! An application's database with its outbox, and the command line of the relay that belongs to it.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::kafka::Kafka;
@@ -57,9 +58,10 @@ impl Scene {
         self.walpost("run --until-caught-up").succeeds(bound);
     }
 
-    /// The slot's `confirmed_flush_lsn` has reached everything written before now, but for what the relay itself writes.
+    /// The slot's `confirmed_flush_lsn` has come within 1.5 MB of everything written before now: nearer than that an idle
+    /// slot need not follow. It says nothing of the latest rows; for those see [`Kafka::wait_arrived`].
     #[track_caller]
-    pub fn wait_confirmed(&self, bound: Duration) {
+    pub fn wait_slot_follows(&self, bound: Duration) {
         let sql = self.sql();
         let target = sql.value("select pg_current_wal_insert_lsn()");
         let slot = &self.name;
@@ -71,6 +73,20 @@ impl Scene {
 }
 
 impl Kafka {
+    /// The workload's topics hold each of the committed rows.
+    #[track_caller]
+    pub fn wait_arrived(&self, workload: &Workload, committed: &[Expected], bound: Duration) {
+        let topics = workload.topics();
+        let topics = topics.each_ref().map(String::as_str);
+        wait_for(bound, "all rows to arrive", || {
+            // Counting is cheap, and tells most of the time that it is too early; a repeated row counts twice.
+            self.count(&topics) >= committed.len() as u64 && {
+                let seen: HashSet<_> = self.read(&topics).iter().filter_map(|record| record.header("id")).collect();
+                committed.iter().all(|row| seen.contains(&row.id))
+            }
+        });
+    }
+
     /// Compares what was committed with what is in the workload's topics.
     #[track_caller]
     pub fn verify(&self, workload: &Workload, expected: &[Expected]) -> Report {
