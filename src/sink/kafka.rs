@@ -36,6 +36,8 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 
 mod healing;
 mod opened;
+#[cfg(test)]
+mod scripted_tests;
 
 use healing::PURGE_EVERY;
 use opened::Opened;

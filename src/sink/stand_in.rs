@@ -26,4 +26,10 @@ impl StandIn {
     pub fn brokers(&self) -> String {
         self.cluster.bootstrap_servers()
     }
+
+    /// The next produce requests get these answers, whatever they carry, and nothing of them is stored.
+    #[cfg(test)]
+    pub fn refuse_produce(&self, errors: &[rdkafka::types::RDKafkaRespErr]) {
+        self.cluster.request_errors(rdkafka::types::RDKafkaApiKey::Produce, errors);
+    }
 }

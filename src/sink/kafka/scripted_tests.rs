@@ -1,0 +1,113 @@
+//! The sink against a broker that errs on demand: librdkafka's mock cluster, which like a real broker accepts any first
+//! sequence of a producer that it does not know, and which can be told to refuse a request. A real broker errs like that for
+//! a few milliseconds only; what walpost promises is tested on a real one elsewhere.
+
+use std::time::Duration;
+
+use rdkafka::bindings::rd_kafka_resp_err_t as Refused;
+use tokio::time::timeout;
+
+use super::*;
+use crate::config::Secret;
+use crate::sink::reader::Reader;
+use crate::sink::stand_in::StandIn;
+
+const TOPIC: &str = "orders";
+const WITHIN: Duration = Duration::from_secs(20);
+
+struct Script {
+    broker: StandIn,
+    sink: KafkaSink,
+    next: usize,
+}
+
+impl Script {
+    fn new() -> Script {
+        let broker = StandIn::start().expect("a mock cluster");
+        let mut config = Config::default();
+        config.kafka.brokers = Some(broker.brokers());
+        // Each record in a request of its own, up to five of them under way.
+        config.kafka.properties.insert("batch.size".into(), Secret::new("1"));
+        config.kafka.properties.insert("linger.ms".into(), Secret::new("0"));
+        let sink = KafkaSink::start(Arc::new(config)).expect("a sink");
+        Script { broker, sink, next: 0 }
+    }
+
+    /// Sends records of one key and waits until all are reported to be delivered.
+    async fn deliver(&mut self, count: usize) {
+        let until = self.next + count;
+        let (mut left, mut deliveries) = (count, Vec::new());
+        let all = async {
+            while left > 0 {
+                let _ = timeout(Duration::from_millis(5), self.sink.woken()).await;
+                self.sink.turn(Instant::now(), &mut deliveries);
+                for delivery in deliveries.drain(..) {
+                    assert!(matches!(delivery, Delivery::Delivered { .. }), "{delivery:?}");
+                    left -= 1;
+                }
+                while self.next < until {
+                    if self.sink.send(Ticket(self.next), record(self.next), Instant::now()).is_err() {
+                        break;
+                    }
+                    self.next += 1;
+                }
+            }
+        };
+        timeout(WITHIN, all).await.expect("all records to be delivered");
+    }
+
+    /// The values that the broker holds, in its order; waits until it holds each number below `distinct`.
+    async fn stored(&self, distinct: usize) -> Vec<usize> {
+        let mut reader = Reader::start(&self.broker.brokers(), &[TOPIC]).expect("a reader");
+        let mut stored = Vec::new();
+        let whole = |stored: &[usize]| (0..distinct).all(|number| stored.contains(&number));
+        let all = async {
+            while !whole(&stored) {
+                let value = reader.next().await.expect("a record").value.expect("a value");
+                stored.push(String::from_utf8(value).expect("text").parse().expect("a number"));
+            }
+        };
+        let outcome = timeout(WITHIN, all).await;
+        assert!(outcome.is_ok(), "reported as delivered, and not stored: the broker holds only {stored:?}");
+        stored
+    }
+}
+
+fn record(number: usize) -> Record {
+    Record {
+        topic: TOPIC.into(),
+        key: Some("key".into()),
+        value: Some(number.to_string().into()),
+        headers: Vec::new(),
+        partition_hash: 2,
+    }
+}
+
+#[tokio::test]
+async fn no_row_is_lost_or_passed_where_a_new_partition_refuses_its_first_batch() {
+    let mut script = Script::new();
+    script.broker.refuse_produce(&[Refused::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION]);
+    script.deliver(20).await;
+    assert_eq!(script.stored(20).await, Vec::from_iter(0..20));
+    assert_eq!(script.sink.take_rebuilds(), [""; 0], "librdkafka's own retry is enough");
+}
+
+#[tokio::test]
+async fn no_row_is_lost_that_is_acknowledged_without_an_offset() {
+    let mut script = Script::new();
+    script.deliver(5).await;
+    // librdkafka reports success then, and the broker has stored nothing.
+    script.broker.refuse_produce(&[Refused::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER]);
+    script.deliver(20).await;
+    script.stored(25).await;
+}
+
+#[tokio::test]
+async fn a_partition_is_opened_anew_by_each_producer() {
+    let mut script = Script::new();
+    script.deliver(5).await;
+    script.sink.release(&mut Vec::new()).await;
+    script.broker.refuse_produce(&[Refused::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION]);
+    script.deliver(20).await;
+    assert_eq!(script.stored(25).await, Vec::from_iter(0..25));
+}
