@@ -269,11 +269,20 @@ pub struct Recorder {
     table: String,
     slot: String,
     epoch: i64,
+    holder: String,
 }
 
 impl Recorder {
-    /// `schema` and `table` are the catalog's names, as found when the session began; `version` is the server's.
-    pub fn new(version: u32, publication: &str, schema: &str, table: &str, slot: &str, epoch: i64) -> Recorder {
+    /// `schema` and `table` are the catalog's names, as found when the session began; `version` is the server's; `holder`
+    /// is this relay's name, which no other one has.
+    pub fn new(
+        version: u32,
+        publication: &str,
+        (schema, table): (&str, &str),
+        slot: &str,
+        epoch: i64,
+        holder: &str,
+    ) -> Recorder {
         let statement = statement_of(include_str!("../../sql/025_checkpoint_record.sql"))
             .replace("{fingerprint}", &fingerprint_expression(version));
         Recorder {
@@ -283,6 +292,7 @@ impl Recorder {
             table: table.to_owned(),
             slot: slot.to_owned(),
             epoch,
+            holder: holder.to_owned(),
         }
     }
 
@@ -332,22 +342,20 @@ impl Recorder {
         Ok(Recorded::Behind { recorded })
     }
 
-    /// Says in the record that `holder` streams now. False: the record is gone, superseded, or being healed.
-    pub async fn sign_on(&self, client: &Client, holder: &str) -> Result<bool, CheckpointError> {
-        self.set_state(client, State::Streaming, Some(holder)).await
+    /// Says in the record that its holder streams now. False: the record is gone, superseded, or being healed.
+    pub async fn sign_on(&self, client: &Client) -> Result<bool, CheckpointError> {
+        self.set_state(client, include_str!("../../sql/026_checkpoint_sign_on.sql")).await
     }
 
     /// Says in the record that this session ended with nothing under way. Only after the last request to Kafka has been
-    /// answered: whoever takes over does not wait then.
+    /// answered: whoever takes over does not wait then. False: as above, or another holder has signed on since.
     pub async fn sign_off(&self, client: &Client) -> Result<bool, CheckpointError> {
-        self.set_state(client, State::SignedOff, None).await
+        self.set_state(client, include_str!("../../sql/050_checkpoint_sign_off.sql")).await
     }
 
-    async fn set_state(&self, client: &Client, state: State, holder: Option<&str>) -> Result<bool, CheckpointError> {
-        let state = state.as_str();
-        let statement = include_str!("../../sql/026_checkpoint_state.sql");
-        let params: [(&(dyn ToSql + Sync), Type); 4] =
-            [(&self.slot, Type::TEXT), (&self.epoch, Type::INT8), (&state, Type::TEXT), (&holder, Type::TEXT)];
+    async fn set_state(&self, client: &Client, statement: &str) -> Result<bool, CheckpointError> {
+        let params: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&self.slot, Type::TEXT), (&self.epoch, Type::INT8), (&self.holder, Type::TEXT)];
         execute(client, statement, &params).await
     }
 }

@@ -353,11 +353,11 @@ impl Starter {
         self.memory = Some(Memory { confirmed, received, identity: identity.clone() });
 
         let keeping = if kept {
-            let recorder =
-                Recorder::new(version, &postgres.publication, &table.schema, &table.name, &postgres.slot, epoch);
+            let names = (table.schema.as_str(), table.name.as_str());
+            let recorder = Recorder::new(version, &postgres.publication, names, &postgres.slot, epoch, &self.holder);
             // Also so that this commit flushes every one before it, of sessions that do not wait for theirs.
             checkpoint::make_durable(&control).await.map_err(checkpoint_trouble)?;
-            recorder.sign_on(&control, &self.holder).await.map_err(checkpoint_trouble)?;
+            recorder.sign_on(&control).await.map_err(checkpoint_trouble)?;
             Keeping::Record(recorder)
         } else {
             Keeping::Nowhere {

@@ -68,7 +68,8 @@ async fn the_plan_is_done_once_it_was_run_whatever_the_names() {
     let fingerprint =
         catalog::fingerprint(&relay, place.version, publication, &table.schema, &table.name).await.unwrap();
     let begun = checkpoint::begin(&relay, place.beginning(&identity, &fingerprint)).await.unwrap();
-    let recorder = Recorder::new(place.version, publication, &table.schema, &table.name, &place.slot, begun.epoch);
+    let recorder =
+        Recorder::new(place.version, publication, (&table.schema, &table.name), &place.slot, begun.epoch, "relay-1");
     assert_eq!(recorder.record(&relay, place.end_of_wal().await).await.unwrap(), Recorded::Done);
     place.sql("DROP OWNED BY \"Relay o'neil\"").await;
     place.clean_up().await;

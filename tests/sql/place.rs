@@ -98,7 +98,12 @@ impl Place {
     pub async fn begin(&self) -> Recorder {
         let (identity, fingerprint) = (self.identity().await, self.fingerprint().await);
         let begun = checkpoint::begin(&self.client, self.beginning(&identity, &fingerprint)).await.unwrap();
-        Recorder::new(self.version, "walpost", "public", "outbox_messages", &self.slot, begun.epoch)
+        self.recorder(begun.epoch, "relay-1")
+    }
+
+    pub fn recorder(&self, epoch: i64, holder: &str) -> Recorder {
+        let table = ("public", "outbox_messages");
+        Recorder::new(self.version, "walpost", table, &self.slot, epoch, holder)
     }
 
     pub fn beginning<'a>(&'a self, identity: &'a Identity, fingerprint: &'a str) -> Beginning<'a> {

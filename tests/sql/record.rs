@@ -60,7 +60,7 @@ async fn the_record_moves_forward_and_only_forward() {
     assert_eq!((start.state, start.pending, start.relay_name.as_str()), (State::SignedOff, None, "orders"));
     assert_eq!(start.epoch, recorder.epoch());
 
-    assert!(recorder.sign_on(&place.client, "relay-1").await.unwrap());
+    assert!(recorder.sign_on(&place.client).await.unwrap());
     let further = Lsn(start.confirmed_lsn.0 + 100);
     assert_eq!(recorder.record(&place.client, further).await.unwrap(), Recorded::Done);
     assert_eq!(recorder.record(&place.client, further).await.unwrap(), Recorded::Done);
@@ -69,7 +69,11 @@ async fn the_record_moves_forward_and_only_forward() {
     let record = place.record().await;
     assert_eq!((record.confirmed_lsn, record.state), (further, State::Streaming));
 
-    assert!(recorder.sign_off(&place.client).await.unwrap());
+    let other = place.recorder(recorder.epoch(), "relay-2");
+    assert!(other.sign_on(&place.client).await.unwrap());
+    assert!(!recorder.sign_off(&place.client).await.unwrap(), "another one streams by now");
+    assert_eq!(place.record().await.state, State::Streaming);
+    assert!(other.sign_off(&place.client).await.unwrap());
     assert_eq!(place.record().await.state, State::SignedOff);
     assert!(checkpoint::set_kafka_cluster(&place.client, &place.slot, "kafka-a").await.unwrap());
     assert!(!checkpoint::set_kafka_cluster(&place.client, &place.slot, "kafka-b").await.unwrap());
@@ -90,7 +94,7 @@ async fn the_record_moves_forward_and_only_forward() {
 
     place.sql("UPDATE walpost.checkpoint SET state = 'recovering'").await;
     assert!(matches!(next.record(&place.client, further).await.unwrap(), Recorded::Superseded { .. }));
-    assert!(!next.sign_on(&place.client, "relay-1").await.unwrap());
+    assert!(!next.sign_on(&place.client).await.unwrap());
 
     assert!(checkpoint::end(&place.client, &place.slot).await.unwrap());
     assert!(!checkpoint::end(&place.client, &place.slot).await.unwrap());

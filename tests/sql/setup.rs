@@ -2,7 +2,7 @@
 
 use walpost::commands::setup::{self, SetupError, SetupOptions};
 use walpost::postgres::catalog;
-use walpost::postgres::checkpoint::{self, Recorded, Recorder, State};
+use walpost::postgres::checkpoint::{self, Recorded, State};
 use walpost::postgres::slot;
 
 use super::place::*;
@@ -37,7 +37,7 @@ async fn setup_publishes_the_mapped_columns_only_and_takes_the_record_along_when
     let mut settings = place.settings();
     settings.headers.columns.insert("tenant".into(), "tenant".into());
     let epoch = place.record().await.epoch;
-    let recorder = Recorder::new(place.version, "walpost", "public", "outbox_messages", &place.slot, epoch);
+    let recorder = place.recorder(epoch, "relay-1");
     let before = place.fingerprint().await;
     let (result, said) = place.setup_with(&settings, &SetupOptions::default()).await;
     result.unwrap();
@@ -135,8 +135,7 @@ async fn a_publication_that_was_changed_is_accepted_where_it_is_and_one_made_ane
     let said = place.setup(accept_gap()).await;
     assert!(said.contains("moved to"), "{said}");
     assert!(place.slot_at().await > at);
-    let recorder =
-        Recorder::new(place.version, "walpost", "public", "outbox_messages", &place.slot, place.record().await.epoch);
+    let recorder = place.recorder(place.record().await.epoch, "relay-1");
     assert_eq!(recorder.record(&place.client, place.end_of_wal().await).await.unwrap(), Recorded::Done);
     place.clean_up().await;
 }
