@@ -118,7 +118,7 @@ async fn run(cli: &Cli, environment: &Environment) -> io::Result<u8> {
         }
         Command::Doctor(args) => {
             let options = DoctorOptions { json: args.json };
-            let kafka = commands::doctor::kafka::checks(&config);
+            let kafka = commands::doctor::kafka::look(&config);
             let well = commands::doctor::run(&config, options, kafka, &mut out).await?;
             Ok(if well { exit::DONE } else { exit::FOUND })
         }

@@ -30,13 +30,13 @@ use crate::telemetry::{EndStatus, SlotStatus, State, Target, Telemetry, TopicMet
 
 mod ending;
 mod progress;
+mod reading;
 mod rows;
 
 pub use ending::Drained;
 pub use progress::{show_slot, slot_status};
+use reading::{Gulp, Insistence, Pump};
 
-/// Frames handled before the loop looks at its other duties.
-const FRAMES_A_TURN: usize = 512;
 /// A keepalive's position is worth a record once it is so far past the last one: our own record is WAL, too.
 const IDLE_RECORD_BYTES: u64 = 1 << 20;
 const RECORD_EVERY: Duration = Duration::from_secs(1);
@@ -45,13 +45,6 @@ const IDLE_RECORD_EVERY: Duration = Duration::from_secs(60);
 const RECORD_WITHIN: Duration = Duration::from_secs(30);
 /// While the sink has timers of its own.
 const SINK_TURN_EVERY: Duration = Duration::from_millis(20);
-/// While there is a backlog, what comes within this time is read at once: each read wakes the walsender.
-const GULP: Duration = Duration::from_millis(2);
-/// So many bytes within [`BACKLOG_WITHIN`] are a backlog.
-const BACKLOG_BYTES: usize = 64 * 1024;
-const BACKLOG_WITHIN: Duration = Duration::from_millis(5);
-/// So many reply-requested keepalives in a row, without a row between them, come only from a server that shuts down.
-const DRAINING_KEEPALIVES: u32 = 50;
 
 /// While Postgres holds the log for us.
 const HELD_LOG_EVERY: Duration = Duration::from_secs(60);
@@ -167,7 +160,7 @@ pub struct Session<'a> {
     draining_until: Option<Instant>,
     last_delivery: Instant,
     commit_time: Option<SystemTime>,
-    keepalives_in_a_row: u32,
+    insistence: Insistence,
     /// As last seen.
     slot: Option<Box<SlotFacts>>,
     /// When the log that is held for us was last spoken of, and how much it was.
@@ -175,24 +168,6 @@ pub struct Session<'a> {
     early_said_at: Option<Instant>,
     gulp: Gulp,
     deliveries: Vec<Delivery>,
-}
-
-/// Whether rows come so fast that it pays to let them gather.
-struct Gulp {
-    since: Instant,
-    bytes: usize,
-    until: Option<Instant>,
-}
-
-/// What stopped the reading of frames.
-#[derive(PartialEq, Eq)]
-enum Pump {
-    /// The buffer has no whole frame: the socket must be read.
-    Empty,
-    /// Reading is closed for now.
-    Closed,
-    /// More frames are waiting; the other duties come first.
-    More,
 }
 
 impl<'a> Session<'a> {
@@ -222,11 +197,11 @@ impl<'a> Session<'a> {
             draining_until: None,
             last_delivery: now,
             commit_time: None,
-            keepalives_in_a_row: 0,
+            insistence: Insistence::default(),
             slot: None,
             held_log: None,
             early_said_at: None,
-            gulp: Gulp { since: now, bytes: 0, until: None },
+            gulp: Gulp::new(now),
             deliveries: Vec::new(),
         }
     }
@@ -384,64 +359,6 @@ impl<'a> Session<'a> {
             self.show_state(Instant::now());
         }
     }
-
-    /// Whether a row may be read now.
-    fn reading_is_open(&self, now: Instant) -> bool {
-        let window = self.lent.config.window;
-        let stopping = self.draining_until.is_some() && self.transaction.is_none();
-        !stopping
-            && self.pending.is_none()
-            && self.stop.is_none()
-            && self.quiet_until.is_none_or(|at| now >= at)
-            && self.tracker.window_messages() < window.messages
-            && self.tracker.window_bytes() < window.bytes
-    }
-
-    fn pump(&mut self, now: Instant) -> Result<Pump, Failure> {
-        self.gulp.until = self.gulp.until.filter(|at| now < *at);
-        self.quiet_until = self.quiet_until.filter(|at| now < *at);
-        for _ in 0..FRAMES_A_TURN {
-            if !self.reading_is_open(now) {
-                return Ok(Pump::Closed);
-            }
-            match self.stream.next()? {
-                None => return Ok(Pump::Empty),
-                Some(Frame::XLogData { data, .. }) => {
-                    self.keepalives_in_a_row = 0;
-                    self.gulp.add(data.len(), now);
-                    let event = self.decoder.decode(data)?;
-                    if let Some(event) = event {
-                        self.on_event(event, now);
-                    }
-                }
-                Some(Frame::PrimaryKeepalive { wal_end, sent, reply_requested }) => {
-                    self.lent.telemetry.metrics.clock_skew.set(seconds_ahead(sent));
-                    self.tracker.keepalive(wal_end);
-                    if reply_requested {
-                        self.keepalives_in_a_row += 1;
-                    }
-                }
-            }
-        }
-        Ok(Pump::More)
-    }
-
-    fn on_event(&mut self, event: SourceEvent, now: Instant) {
-        match event {
-            SourceEvent::Begin { final_lsn, commit_time, .. } => {
-                self.tracker.begin(final_lsn, commit_time);
-                self.commit_time = Some(commit_time);
-                self.transaction = Some(Transaction { commit_lsn: final_lsn, ordinal: 0 });
-            }
-            SourceEvent::Row(row) => self.on_row(&row, now),
-            SourceEvent::Commit { end_lsn, .. } => {
-                self.transaction = None;
-                self.tracker.commit(end_lsn);
-            }
-            SourceEvent::Keepalive { wal_end, .. } => self.tracker.keepalive(wal_end),
-            SourceEvent::Ignored(kind) => self.lent.telemetry.metrics.ignored(kind.as_str()),
-        }
-    }
 }
 
 /// The last words: the confirmed position, once more, and the end of the copy, so that the slot stands exactly there when
@@ -460,29 +377,6 @@ async fn say_goodbye(mut stream: Stream, status: &StandbyStatusUpdate, mut contr
     // With requests still under way the next holder must wait for them to pass.
     if nothing_under_way {
         control.sign_off().await;
-    }
-}
-
-impl Gulp {
-    fn add(&mut self, bytes: usize, now: Instant) {
-        if now.saturating_duration_since(self.since) > BACKLOG_WITHIN {
-            self.since = now;
-            self.bytes = 0;
-        }
-        self.bytes += bytes;
-        if self.bytes > BACKLOG_BYTES && self.until.is_none() {
-            self.until = Some(now + GULP);
-            self.bytes = 0;
-            self.since = now;
-        }
-    }
-}
-
-/// How far the server's clock is ahead of ours, in seconds.
-fn seconds_ahead(server: SystemTime) -> f64 {
-    match server.duration_since(SystemTime::now()) {
-        Ok(ahead) => ahead.as_secs_f64(),
-        Err(behind) => -behind.duration().as_secs_f64(),
     }
 }
 

@@ -80,6 +80,14 @@ impl TopicBook {
         id
     }
 
+    /// The topic's limit as it was last seen; None where that is not known.
+    pub fn max_message_bytes(&self, name: &Arc<str>) -> Option<usize> {
+        match &self.list.get(self.ids.get(name)?.0 as usize)?.state {
+            TopicState::Known(facts) => facts.max_message_bytes,
+            TopicState::Unasked | TopicState::Asked | TopicState::Bad(_) => None,
+        }
+    }
+
     /// The partition count, if records may go to the topic now.
     pub fn ready(&mut self, id: TopicId, out: usize, now: Instant, librarian: &Librarian) -> Result<u32, NotReady> {
         let batch_size = self.batch_size;

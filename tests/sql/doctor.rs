@@ -1,6 +1,6 @@
 //! `doctor` on a database in order and on one that is not.
 
-use walpost::commands::doctor::{self, Check, DoctorOptions, Outcome};
+use walpost::commands::doctor::{self, Check, DoctorOptions, Findings, Outcome};
 use walpost::commands::setup::SetupOptions;
 use walpost::config::{Secret, SecretSource};
 
@@ -25,7 +25,7 @@ async fn doctor_finds_nothing_to_mend_after_setup_and_names_what_broke_since() {
     place.setup(create_table()).await;
     assert_eq!(place.doctor(&settings).await, []);
     let mut out = Vec::new();
-    let kafka = async { vec![Check::ok("kafka.brokers", "three")] };
+    let kafka = async { vec![Check::ok("kafka.brokers", "three")].into() };
     assert!(doctor::run(&settings, DoctorOptions { json: true }, kafka, &mut out).await.unwrap());
     let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
     assert_eq!(
@@ -51,7 +51,7 @@ async fn doctor_finds_nothing_to_mend_after_setup_and_names_what_broke_since() {
     );
     wrong.postgres.url = Some(SecretSource::Value(Secret::new("postgres://postgres@127.0.0.1:1/nowhere")));
     let mut out = Vec::new();
-    assert!(!doctor::run(&wrong, DoctorOptions::default(), async { Vec::new() }, &mut out).await.unwrap());
+    assert!(!doctor::run(&wrong, DoctorOptions::default(), async { Findings::default() }, &mut out).await.unwrap());
     let text = String::from_utf8(out).unwrap();
     assert!(text.contains("fail  connection.sql") && text.contains("skip  postgres"), "{text}");
     place.clean_up().await;

@@ -165,8 +165,9 @@ impl Place {
 
     /// The checks of Postgres that are not in order; what depends on the test server's own settings left out.
     pub async fn doctor(&self, settings: &Settings) -> Vec<Check> {
-        let checks = doctor::postgres(settings).await;
-        let odd = checks.into_iter().filter(|check| check.outcome != Outcome::Ok && check.name != "server.wal_cap");
+        let found = doctor::postgres(settings).await;
+        let odd =
+            found.checks.into_iter().filter(|check| check.outcome != Outcome::Ok && check.name != "server.wal_cap");
         odd.collect()
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::commands::doctor::Check;
+use crate::commands::doctor::{Check, Findings};
 use crate::config::{Config, TopicsCreate};
 use crate::sink::desk::{ClusterFacts, Desk, TopicFacts};
 
@@ -10,19 +10,21 @@ use crate::sink::desk::{ClusterFacts, Desk, TopicFacts};
 const TOPICS_MAX: usize = 20;
 
 /// Asks the brokers, on a thread of its own, because each answer blocks.
-pub async fn checks(config: &Config) -> Vec<Check> {
+pub async fn look(config: &Config) -> Findings {
     let config = config.clone();
-    let looked = tokio::task::spawn_blocking(move || look(&config)).await;
-    looked.unwrap_or_else(|error| vec![Check::skip("kafka.reach", format!("the look at Kafka broke off: {error}"))])
+    let looked = tokio::task::spawn_blocking(move || ask(&config)).await;
+    looked.unwrap_or_else(|error| {
+        vec![Check::skip("kafka.reach", format!("the look at Kafka broke off: {error}"))].into()
+    })
 }
 
-fn look(config: &Config) -> Vec<Check> {
+fn ask(config: &Config) -> Findings {
     let brokers = config.kafka.brokers.as_deref().unwrap_or_default();
     let desk = match Desk::alone(config) {
         Ok(desk) => desk,
         Err(refused) => {
             let why = "no record can be published";
-            return vec![Check::fail("kafka.settings", refused.to_string(), why, "mend kafka.properties")];
+            return vec![Check::fail("kafka.settings", refused.to_string(), why, "mend kafka.properties")].into();
         }
     };
     let cluster = match desk.all() {
@@ -37,12 +39,31 @@ fn look(config: &Config) -> Vec<Check> {
                      --kafka name=value or in [kafka.properties]",
                 ),
                 Check::skip("kafka.topics", "no broker answers"),
-            ];
+            ]
+            .into();
         }
     };
     let mut checks = vec![Check::ok("kafka.reach", format!("{} brokers, cluster {}", cluster.brokers, cluster.id))];
     checks.extend(topics(config, &cluster, |topic| desk.facts(topic)));
-    checks
+    // Some compatible brokers have no id.
+    Findings { checks, kafka_cluster_id: Some(cluster.id).filter(|id| !id.is_empty()) }
+}
+
+/// Whether the brokers are those that the slot's record names. None where one of the two is not known.
+pub fn same_cluster(slot: &str, postgres: &Findings, kafka: &Findings) -> Option<Check> {
+    let (recorded, answering) = (postgres.kafka_cluster_id.as_ref()?, kafka.kafka_cluster_id.as_ref()?);
+    let name = "kafka.cluster";
+    if recorded == answering {
+        return Some(Check::ok(name, format!("the slot {slot} publishes to this cluster")));
+    }
+    Some(Check::fail(
+        name,
+        format!(
+            "the slot {slot} publishes to Kafka cluster {recorded}, and these brokers belong to cluster {answering}"
+        ),
+        "what was published so far is not there; `walpost run` refuses to go on",
+        "mend kafka.brokers (--brokers); or, if the old cluster is retired: walpost setup --adopt",
+    ))
 }
 
 fn topics(config: &Config, cluster: &ClusterFacts, facts: impl Fn(&str) -> Result<TopicFacts, String>) -> Vec<Check> {
@@ -163,6 +184,18 @@ mod tests {
         let checks = topics(&config, &there, |_| Ok(facts(3, Some(2))));
         assert_eq!(checks.len(), 1);
         assert!(checks.iter().all(|check| check.saw.starts_with("outbox.event.order")), "{checks:?}");
+    }
+
+    #[test]
+    fn another_cluster_than_the_recorded_one_fails() {
+        let findings = |id: Option<&str>| Findings { kafka_cluster_id: id.map(str::to_owned), ..Findings::default() };
+        let outcome = |recorded, answering| {
+            same_cluster("s", &findings(recorded), &findings(answering)).map(|check| check.outcome)
+        };
+        assert_eq!(outcome(Some("a"), Some("a")), Some(Outcome::Ok));
+        assert_eq!(outcome(Some("a"), Some("b")), Some(Outcome::Fail));
+        assert_eq!(outcome(None, Some("b")), None);
+        assert_eq!(outcome(Some("a"), None), None);
     }
 
     #[test]

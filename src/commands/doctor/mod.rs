@@ -3,8 +3,7 @@
 //! on a managed host.
 //!
 //! One file for each concern, all of them pure: they take facts and give [`Check`]s. This file gathers the facts. What
-//! is said of Kafka comes from the caller, as a future of checks ([`kafka::checks`]), so that the rest can be tried
-//! without.
+//! is said of Kafka comes from the caller, as a future ([`kafka::look`]), so that the rest can be tried without.
 
 use std::future::Future;
 use std::io::Write;
@@ -101,6 +100,20 @@ impl Check {
     }
 }
 
+/// What was found at one of the two ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    pub checks: Vec<Check>,
+    /// The id of the Kafka cluster: the one that answers, or the one that the record names.
+    pub kafka_cluster_id: Option<String>,
+}
+
+impl From<Vec<Check>> for Findings {
+    fn from(checks: Vec<Check>) -> Findings {
+        Findings { checks, kafka_cluster_id: None }
+    }
+}
+
 /// All that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -152,11 +165,12 @@ fn indented(text: &str, by: usize) -> String {
 pub async fn run(
     config: &Config,
     options: DoctorOptions,
-    kafka: impl Future<Output = Vec<Check>>,
+    kafka: impl Future<Output = Findings>,
     out: &mut (dyn Write + Send),
 ) -> std::io::Result<bool> {
-    let (mut checks, of_kafka) = tokio::join!(postgres(config), kafka);
-    checks.extend(of_kafka);
+    let (postgres, kafka) = tokio::join!(postgres(config), kafka);
+    let cluster = kafka::same_cluster(&config.postgres.slot, &postgres, &kafka);
+    let checks = [postgres.checks, cluster.into_iter().collect(), kafka.checks].concat();
     let report = Report { checks };
     if options.json {
         writeln!(out, "{:#}", report.json())?;
@@ -167,12 +181,13 @@ pub async fn run(
 }
 
 /// All checks of Postgres, in the order in which they would stop a relay.
-pub async fn postgres(config: &Config) -> Vec<Check> {
+pub async fn postgres(config: &Config) -> Findings {
     let connector = match Connector::new(&config.postgres) {
         Ok(connector) => connector,
         Err(error) => {
             let remedy = error.remedy();
-            return vec![Check::fail("connection.address", error.text(), "there is nothing to connect to", remedy)];
+            let check = Check::fail("connection.address", error.text(), "there is nothing to connect to", remedy);
+            return vec![check].into();
         }
     };
     let (session, replication) = tokio::join!(connector.sql("walpost doctor"), try_replication(&connector));
@@ -181,15 +196,18 @@ pub async fn postgres(config: &Config) -> Vec<Check> {
         Err(error) => {
             let mut checks = connection::failed(&connector.describe(), &error, &replication);
             checks.push(Check::skip("postgres", "without an SQL session nothing else can be seen"));
-            return checks;
+            return checks.into();
         }
     };
     match Facts::gather(&session.client, config).await {
-        Ok(facts) => facts.checks(config, &connector.describe(), session.target(), &replication),
+        Ok(facts) => Findings {
+            checks: facts.checks(config, &connector.describe(), session.target(), &replication),
+            kafka_cluster_id: facts.record.ok().flatten().and_then(|record| record.kafka_cluster_id),
+        },
         Err(error) => {
             let why = "without it the rest cannot be judged";
             let remedy = "see the error; doctor needs no more than a plain login to read the catalog";
-            vec![Check::fail("postgres", error.text(), why, remedy)]
+            vec![Check::fail("postgres", error.text(), why, remedy)].into()
         }
     }
 }

@@ -104,7 +104,7 @@ async fn tell_what_may_be_missing(
     match catalog::rows_at_risk(client, table, horizon).await {
         Ok(count) => writeln!(
             out,
-            "  at most {count} rows that are in {} now: SELECT * FROM {} WHERE age(xmin) <= \
+            "  of the rows that are in {} now, at most {count}: SELECT * FROM {} WHERE age(xmin) <= \
             age('{horizon}'::xid8::xid)",
             table.sql(),
             table.sql()

@@ -67,7 +67,7 @@ impl Session<'_> {
     }
 
     pub(super) fn finished(&mut self, now: Instant) -> Option<End> {
-        if self.keepalives_in_a_row > DRAINING_KEEPALIVES {
+        if self.insistence.is_of_a_shutdown() {
             return Some(End::ServerStopping("it asks for replies without a pause".to_owned()));
         }
         if let Some(until) = self.until {

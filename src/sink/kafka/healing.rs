@@ -106,7 +106,10 @@ impl KafkaSink {
             }
             match refusal {
                 Refusal::Poison(reason) => {
-                    let sentence = report.sentence.unwrap_or_else(|| code.to_string());
+                    let mut sentence = report.sentence.unwrap_or_else(|| code.to_string());
+                    if let ("too_large", Some(limit)) = (reason, self.topics.max_message_bytes(&record.topic)) {
+                        sentence = format!("{sentence}; max.message.bytes of the topic is {limit}");
+                    }
                     let copy = Box::new(record.clone());
                     self.undecided.insert(ticket);
                     poison = true;
