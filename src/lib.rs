@@ -12,10 +12,11 @@
 //! ```
 //!
 //! Around them: `config` and `cli` (what the user asked for), `postgres` (SQL connections, the slot, the checkpoint
-//! record), `telemetry` (logs, metrics, health) and `commands` (one file per command).
+//! record), `names` (names in SQL), `telemetry` (logs, metrics, health) and `commands` (one file per command).
 
 pub mod error_text;
 pub mod lsn;
+pub mod names;
 pub mod config;
 pub mod cli;
 pub mod source;

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use crate::config::{Config, Preset};
 use crate::lsn::Lsn;
+use crate::names::{TableName, quote_ident};
 use crate::postgres::catalog::{self, Identity, PublicationFacts, TableFacts, TableLookup};
 use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, State};
 use crate::postgres::history::{Seen, Verdict, judge};
-use crate::postgres::names::{TableName, quote_ident};
 use crate::postgres::schema::{self, Plan, Present, Step, StepKind, Wanted};
 use crate::postgres::server::{self, ServerFacts};
 use crate::postgres::slot::{self, SlotFacts};

@@ -5,10 +5,10 @@ use std::io::{BufRead, Write};
 
 use crate::commands::setup::{by_kind, by_sqlstate};
 use crate::config::Config;
+use crate::names::{TableName, TableNameError, quote_ident};
 use crate::postgres::catalog::{self, CatalogError, PublicationFacts, TableLookup};
 use crate::postgres::checkpoint::{self, CheckpointError};
 use crate::postgres::history::{Seen, Verdict, judge};
-use crate::postgres::names::{TableName, TableNameError, quote_ident};
 use crate::postgres::slot::{self, SlotError, SlotFacts};
 use crate::postgres::{AddressError, Client, ConnectError, Connector, SqlError, steps};
 

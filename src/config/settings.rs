@@ -209,7 +209,7 @@ pub static SETTINGS: &[Setting] = &[
     .unset("the address, PGPASSWORD or the password file decide", "\"...\""),
     Setting::new(
         "postgres.table",
-        Kind::Text(|c, text| checked(values::printable, text, &mut c.postgres.table)),
+        Kind::Text(|c, text| checked(values::table_name, text, &mut c.postgres.table)),
         "The outbox table, as in SQL, with or without its schema",
     )
     .flag("table")

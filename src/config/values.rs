@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::TopicsCreate;
 use super::problem::{alternatives, nearest, quoted};
+use crate::names::TableName;
 
 /// `500ms`, `25s`, `1m`, `1h`. A number alone is refused: it is seconds for some programs and milliseconds for others.
 pub fn duration(text: &str, min: Duration, max: Duration) -> Result<Duration, String> {
@@ -223,6 +224,11 @@ pub fn sql_name(text: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// A table's name as SQL writes it, with or without a schema.
+pub fn table_name(text: &str) -> Result<(), String> {
+    TableName::parse(text).map(drop).map_err(|error| error.to_string())
+}
+
 pub fn printable(text: &str) -> Result<(), String> {
     if text.trim().is_empty() {
         return Err("is empty".to_owned());
@@ -359,6 +365,8 @@ mod tests {
             assert!(slot_name(wrong).unwrap_err().contains("1 to 63 of a-z, 0-9 and _"), "{wrong}");
         }
         assert!(sql_name("Odd Name").is_ok());
+        assert!(table_name("app.\"Odd Name\"").is_ok());
+        assert!(table_name("Odd Name").unwrap_err().contains("quote odd parts"));
         assert!(sql_name("").is_err() && sql_name(&"é".repeat(32)).is_err());
     }
 
@@ -379,7 +387,7 @@ mod tests {
         fn no_text_makes_it_panic(text in ".{0,40}") {
             let _ = (duration(&text, Duration::ZERO, HOUR), size(&text, 0, u64::MAX), integer(&text, 0, u64::MAX));
             let _ = (listen(&text), brokers(&text), topics_create(&text), log_filter(&text));
-            let _ = (slot_name(&text), sql_name(&text), header_name(&text), holds_password(&text));
+            let _ = (slot_name(&text), sql_name(&text), table_name(&text), header_name(&text), holds_password(&text));
         }
 
         #[test]

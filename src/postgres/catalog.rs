@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::names::{TableName, quote_ident, statement_of};
 use crate::lsn::{Lsn, ParseLsnError};
+use crate::names::{TableName, quote_ident, statement_of};
 use crate::source::{Column, Relation};
 
 /// The first version that has column lists, row filters and schemas in publications.

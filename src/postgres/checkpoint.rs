@@ -10,8 +10,8 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
 use super::catalog::{Identity, fingerprint_expression};
-use super::names::statement_of;
 use crate::lsn::{Lsn, ParseLsnError};
+use crate::names::statement_of;
 
 /// The version of schema `walpost` that this program reads and writes.
 pub const SCHEMA_VERSION: i32 = 1;

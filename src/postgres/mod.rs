@@ -30,7 +30,6 @@ mod dsn;
 pub mod error;
 pub mod fingerprint;
 pub mod history;
-pub mod names;
 mod passfile;
 pub mod schema;
 pub mod server;

@@ -8,9 +8,9 @@ use super::catalog::{
     COLUMN_LISTS, ColumnFacts, Generated, Persistence, PublicationFacts, RelationKind, TableFacts, TableLookup,
 };
 use super::checkpoint::SCHEMA_VERSION;
-use super::names::{TableName, fill, quote_ident, statement_of};
 use super::slot::{self, SlotFacts};
 use crate::config::{Config, Preset};
+use crate::names::{TableName, fill, quote_ident, statement_of};
 use crate::outbox::{Field, Mapping, MappingError};
 use crate::router::{Router, TemplateError};
 

@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::catalog::{self, CatalogError, TableFacts};
-use super::names::statement_of;
+use crate::names::statement_of;
 
 /// The server as its settings and views describe it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

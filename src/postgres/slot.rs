@@ -11,8 +11,8 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::catalog::{self, CatalogError};
-use super::names::statement_of;
 use crate::lsn::Lsn;
+use crate::names::statement_of;
 
 /// The first version that copies marked slots to standbys.
 pub const FAILOVER_SLOTS: u32 = 170_000;
@@ -287,7 +287,7 @@ pub fn creation(version: u32, name: &str) -> String {
     } else {
         include_str!("../../sql/011_slot.sql")
     };
-    super::names::fill(file, &[("walpost", name)])
+    crate::names::fill(file, &[("walpost", name)])
 }
 
 /// Makes the slot and says from where it streams. The server waits for every transaction that is open at that moment:

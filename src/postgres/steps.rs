@@ -6,8 +6,8 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::catalog::{self, TableFacts};
-use super::names::{quote_ident, statement_of};
 use super::schema::{Step, StepKind};
+use crate::names::{quote_ident, statement_of};
 
 /// A step failed, and nothing of it was done.
 #[derive(Debug, thiserror::Error)]

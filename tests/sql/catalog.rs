@@ -2,9 +2,9 @@
 
 use walpost::config::Preset;
 use walpost::lsn::Lsn;
+use walpost::names::TableName;
 use walpost::postgres::catalog::{self, TableLookup};
 use walpost::postgres::checkpoint::{self, Recorded, Recorder};
-use walpost::postgres::names::TableName;
 use walpost::postgres::schema::{self, Present, StepKind, Wanted};
 use walpost::postgres::{server, slot};
 

@@ -8,9 +8,9 @@ use walpost::commands::setup::{self, SetupError, SetupOptions};
 use walpost::commands::teardown::{self, TeardownError, TeardownOptions};
 use walpost::config::{Config as Settings, Secret, SecretSource};
 use walpost::lsn::Lsn;
+use walpost::names::TableName;
 use walpost::postgres::catalog::{self, Identity, TableFacts, TableLookup};
 use walpost::postgres::checkpoint::{self, Beginning, Recorder, State};
-use walpost::postgres::names::TableName;
 use walpost::postgres::slot;
 
 pub const WITHIN: Duration = Duration::from_secs(20);

@@ -7,6 +7,7 @@ use crate::{File, code_lines, files, none, words};
 const LAYERS: &[(&str, usize)] = &[
     ("error_text", 0),
     ("lsn", 0),
+    ("names", 0),
     ("config", 0),
     ("source", 1),
     ("outbox", 1),

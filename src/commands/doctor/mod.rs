@@ -13,9 +13,9 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::error_text::ErrorText as _;
+use crate::names::TableName;
 use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, TableFacts, TableLookup};
 use crate::postgres::checkpoint::{self, Checkpoint, CheckpointError};
-use crate::postgres::names::TableName;
 use crate::postgres::schema::{self, Plan, Present, Wanted};
 use crate::postgres::server::{self as server_facts, Link, RoleFacts, ServerFacts};
 use crate::postgres::slot::{self as slot_facts, OpenTransaction, SlotFacts};

@@ -1,8 +1,8 @@
 //! Does the publication carry every row and every mapped column of the outbox, and nothing that hurts others?
 
 use super::Check;
+use crate::names::quote_ident;
 use crate::postgres::catalog::{PublicationFacts, RelationKind, TableFacts};
-use crate::postgres::names::quote_ident;
 use crate::postgres::schema::altered_by_hand;
 use crate::postgres::schema::{Plan, StepKind};
 

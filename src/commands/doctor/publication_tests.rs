@@ -1,8 +1,8 @@
 use super::super::Outcome::{self, Fail, Ok, Skip, Warn};
 use super::*;
 use crate::config::Preset;
+use crate::names::TableName;
 use crate::postgres::catalog::{PublishedTable, RelationName};
-use crate::postgres::names::TableName;
 use crate::postgres::schema::{self, Present, Wanted};
 
 fn table() -> TableFacts {

@@ -2,9 +2,9 @@
 
 use super::{Check, Replication};
 use crate::error_text::ErrorText as _;
+use crate::names::quote_ident;
 use crate::postgres::ErrorKind;
 use crate::postgres::checkpoint::{Checkpoint, CheckpointError};
-use crate::postgres::names::quote_ident;
 use crate::postgres::server::RoleFacts;
 
 pub fn checks(

@@ -166,7 +166,7 @@ fn held_by_others(seen: &Seen<'_>, slot: &SlotFacts) -> Option<Check> {
             "a slot cannot let go of WAL that was written since the oldest open transaction began, in any database",
             match (&oldest.prepared, oldest.pid) {
                 (Some(name), _) => {
-                    format!("COMMIT PREPARED or ROLLBACK PREPARED {}", crate::postgres::names::quote_literal(name))
+                    format!("COMMIT PREPARED or ROLLBACK PREPARED {}", crate::names::quote_literal(name))
                 }
                 (None, Some(pid)) => format!("end it: SELECT pg_terminate_backend({pid})"),
                 (None, None) => "end it".to_owned(),

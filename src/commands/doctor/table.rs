@@ -2,8 +2,8 @@
 
 use super::Check;
 use crate::error_text::ErrorText as _;
+use crate::names::{TableName, quote_ident};
 use crate::postgres::catalog::{Generated, TableFacts, TableLookup};
-use crate::postgres::names::{TableName, quote_ident};
 use crate::postgres::schema::{self, ColumnsError};
 use crate::postgres::server::RoleFacts;
 

@@ -1,8 +1,8 @@
 //! Why setup did not come to its end, with the remedy in the text, and the exit code that belongs to it.
 
+use crate::names::TableNameError;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::checkpoint::CheckpointError;
-use crate::postgres::names::TableNameError;
 use crate::postgres::schema::{ColumnsError, TableProblem};
 use crate::postgres::slot::SlotError;
 use crate::postgres::steps::StepError;

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use super::{Found, OLDEST_VERSION, SetupError, SetupOptions};
 use crate::config::{Config, Preset};
-use crate::postgres::names::TableName;
+use crate::names::TableName;
 use crate::postgres::schema::{self, Plan, Present, StepKind, Wanted};
 
 /// Writes the plan as SQL.

@@ -153,11 +153,9 @@ pub struct TableName {
     pub name: String,
 }
 
-/// Why `postgres.table` is not a table's name.
+/// Why a text is not a table's name.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error(
-    "postgres.table = {text:?} is not a table's name: {why}; write name, schema.name, or quote odd parts: \"Odd Name\""
-)]
+#[error("{text:?} is not a table's name: {why}; write name, schema.name, or quote odd parts: \"Odd Name\"")]
 pub struct TableNameError {
     text: String,
     why: &'static str,
