@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use walpost::config::{self, Secret, SecretSource};
 use walpost::lsn::Lsn;
 use walpost::postgres::{ConnectError, Connector, ErrorKind, Session, StreamError};
@@ -531,6 +532,47 @@ async fn rows_stream_and_what_is_confirmed_does_not_come_again() {
         let (messages, _) = read_commits(&mut stream, 1).await;
         assert_eq!(messages.len(), 20_003);
         drop(stream);
+    }
+}
+
+/// As a pooler does that is told to ignore the startup parameter `replication`: everything else passes.
+async fn pooler(port: u16) -> u16 {
+    const REPLICATION: &[u8] = b"replication\0database\0";
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let own = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let mut server = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            tokio::spawn(async move {
+                let length = client.read_u32().await.unwrap();
+                let mut startup = vec![0; length as usize - 4];
+                client.read_exact(&mut startup).await.unwrap();
+                if let Some(at) = startup.windows(REPLICATION.len()).position(|part| part == REPLICATION) {
+                    startup.drain(at..at + REPLICATION.len());
+                }
+                server.write_u32(startup.len() as u32 + 4).await.unwrap();
+                server.write_all(&startup).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    own
+}
+
+#[tokio::test]
+async fn a_pooler_that_swallows_replication_is_named() {
+    let server = Server::start(&["ssl=off"]).await;
+    let port = pooler(server.port).await;
+    let connector = connector(&format!("postgres://relay@127.0.0.1:{port}/shop?sslmode=disable"));
+    let connect = || async { Connection::connect(&connector, "walpost test").await.unwrap() };
+    let errors = [
+        connect().await.identify_system().await.unwrap_err(),
+        connect().await.start_replication("walpost", "walpost", Lsn::INVALID).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Pooler, "{error}");
+        assert!(error.remedy().contains("direct connection"), "{}", error.remedy());
     }
 }
 

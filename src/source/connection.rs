@@ -61,11 +61,9 @@ impl Connection {
         let outcome = tokio::time::timeout(COMMAND_WITHIN, self.wire.query(COMMAND)).await;
         let outcome = match outcome.unwrap_or(Err(Failure::Timeout(COMMAND_WITHIN.as_secs()))) {
             Ok(rows) => identity(rows),
-            // A server that is no walsender: the startup parameter did not get through to Postgres.
-            Err(Failure::Server(error)) if error.sqlstate.starts_with("42") => Err(Failure::Pooler(error)),
             Err(failure) => Err(failure),
         };
-        outcome.map_err(|failure| self.identity.failed(COMMAND, failure))
+        outcome.map_err(|failure| self.identity.failed(COMMAND, no_walsender(failure)))
     }
 
     /// Runs SQL, or a replication command, and returns the rows of all its statements as text. Waits as long as the
@@ -109,8 +107,20 @@ impl Connection {
         .await;
         match outcome.unwrap_or(Err(Failure::Timeout(COMMAND_WITHIN.as_secs()))) {
             Ok(()) => Ok(Stream::new(self.wire.socket, self.wire.buffer)),
-            Err(failure) => Err(self.identity.failed(&format!("START_REPLICATION on slot {slot:?}"), failure)),
+            Err(failure) => {
+                let operation = format!("START_REPLICATION on slot {slot:?}");
+                Err(self.identity.failed(&operation, no_walsender(failure)))
+            }
         }
+    }
+}
+
+/// A server that does not know the replication commands is no walsender: the startup parameter did not get through to
+/// Postgres.
+fn no_walsender(failure: Failure) -> Failure {
+    match failure {
+        Failure::Server(error) if error.sqlstate == "42601" => Failure::Pooler(error),
+        failure => failure,
     }
 }
 
