@@ -12,7 +12,6 @@ const LONGER: &[(&str, usize)] = &[
     ("src/postgres/error.rs", 520),
     ("src/config/settings.rs", 510),
     ("src/router/tests.rs", 610),
-    ("tests/wire.rs", 610),
 ];
 
 #[test]
