@@ -123,6 +123,24 @@ fn partitions_that_are_added_under_load() {
     assert!(report.lost.is_empty() && report.repeated.is_empty() && report.invented.is_empty(), "{report}");
 }
 
+/// For a moment a new topic's partitions have a leader in the metadata that does not lead yet: the first request is refused,
+/// and the ones behind it are not. The more partitions, the longer the moment.
+#[test]
+fn topics_of_many_partitions_that_come_into_being_under_load() {
+    let (kafka, postgres) = (Kafka::builder().property("num.partitions=100").start(), Postgres::start_major(MAJOR));
+    let scene = Scene::new(&postgres, &kafka, Table::Walpost);
+    // Records travel alone, so that several requests are under way for each partition.
+    let relay = scene.walpost("run").env("WALPOST_KAFKA_BATCH_SIZE", "1").spawn();
+    relay.wait_streaming();
+    let rounds: Vec<_> = (0..5).map(|_| scene.workload().rows(2_000)).map(|load| (load.run(), load)).collect();
+    relay.wait_published(10_000, seconds(120));
+    println!("{:?} rebuilds", relay.metric("walpost_retries_total", "kafka"));
+    relay.stop();
+    for (expected, workload) in rounds {
+        kafka.verify(&workload, &expected).assert_exactly_once();
+    }
+}
+
 #[test]
 fn a_topic_that_is_made_again_with_fewer_partitions() {
     let (kafka, postgres) =
