@@ -2,9 +2,11 @@
 //! acknowledged.
 //!
 //! A broker that knows nothing of a producer in a partition accepts *any* sequence number as its first. A partition that
-//! has just been made may refuse one batch (its leader is not ready) and accept the next one that is already under way: the
-//! refused one, sent again, is then out of sequence, and librdkafka takes that for "stored before". The record would be
-//! lost. Once the first one is acknowledged the broker knows the sequence, and refuses a gap.
+//! has just been made may refuse one batch (`NOT_LEADER_OR_FOLLOWER`: metadata name the leader a moment before it leads)
+//! and accept the next one that is already under way. librdkafka then reports the refused one as stored, without sending it
+//! again: it takes an acknowledgement as one for all batches before it. Seen on Apache Kafka 4.3: some rows in ten thousand of
+//! topics that came into being under load. Once the first record is acknowledged the broker knows the sequence, and refuses
+//! a gap.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
