@@ -160,7 +160,7 @@ impl Relay {
                     }
                 }
                 Err(NotNow::Standby { holder }) => {
-                    let since = *in_use_since.get_or_insert_with(std::time::Instant::now);
+                    let since = *in_use_since.get_or_insert_with(tokio::time::Instant::now);
                     let reason = format!("the slot {:?} is held by {holder}", self.config.postgres.slot);
                     if self.until_caught_up && since.elapsed() > PATIENCE {
                         let remedy = "another relay streams already; stop it first".to_owned();
@@ -203,11 +203,11 @@ impl Relay {
     /// Waits until a broker answers: before that nothing is created in Postgres that would hold the log. False: told to
     /// stop meanwhile.
     async fn meet_kafka(&mut self) -> Result<bool, GaveUp> {
-        let began = std::time::Instant::now();
+        let began = tokio::time::Instant::now();
         let remedy =
             "start the brokers, or mend kafka.brokers (--brokers) or what the error names; walpost goes on by itself";
         loop {
-            self.sink.turn(std::time::Instant::now(), &mut Vec::new());
+            self.sink.turn(tokio::time::Instant::now(), &mut Vec::new());
             let (connected, error) = self.sink.connection();
             let error = error.map(str::to_owned);
             let end = EndStatus { connected: Some(connected), error: error.clone() };

@@ -28,8 +28,11 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::f
 /// The last words at a shutdown.
 const SIGN_OFF_WITHIN: Duration = Duration::from_secs(3);
 
-enum Order {
+/// What the loop wants of the control connection.
+pub enum Order {
+    /// Commit the position; a later order overtakes one that waits.
     Record(Lsn),
+    /// Nothing is under way any more; then the task ends.
     SignOff,
 }
 
@@ -77,6 +80,16 @@ impl Control {
         let (outbox, events) = mpsc::unbounded_channel();
         let worker = Worker { connector, slot, table_oid, keeping, inbox, outbox, wanted: None };
         Control { orders, events, task: tokio::spawn(worker.run(session)) }
+    }
+
+    /// With another worker at the other end, for trying the loop without a server.
+    pub fn over<F>(worker: impl FnOnce(mpsc::UnboundedReceiver<Order>, mpsc::UnboundedSender<Event>) -> F) -> Control
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let (outbox, events) = mpsc::unbounded_channel();
+        Control { orders, events, task: tokio::spawn(worker(inbox, outbox)) }
     }
 
     /// Asks for a position to be committed; [`Event::Recorded`] answers. A later order overtakes one that waits.

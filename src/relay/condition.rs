@@ -79,7 +79,7 @@ pub fn of(facts: &Facts<'_>) -> (State, String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
+    use tokio::time::Instant;
 
     fn calm() -> Facts<'static> {
         Facts {

@@ -4,9 +4,9 @@
 //! waits for Kafka or for SQL: both answer through channels.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use tokio::time::{MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::ack::{AckTracker, Remembered, Ticket};
 use crate::config::{Config, OnPoison, OnRouteError};
@@ -15,6 +15,7 @@ use crate::lsn::Lsn;
 use crate::outbox::{Mapping, Poison, row_json};
 use crate::postgres::StreamError;
 use crate::postgres::control::{Control, Event};
+use crate::postgres::dial::Socket;
 use crate::postgres::slot::SlotFacts;
 use crate::relay::condition::{self, Facts};
 use crate::relay::shutdown::Shutdown;
@@ -24,7 +25,7 @@ use crate::sink::refusal::GOES_ON;
 use crate::sink::{Delivery, KafkaSink, TopicId, Waiting};
 use crate::source::decoder::Decoder;
 use crate::source::protocol::{Frame, StandbyStatusUpdate};
-use crate::source::stream::Stream;
+use crate::source::stream::{Stream, Wire};
 use crate::source::{Relation, Row, SourceEvent};
 use crate::telemetry::{EndStatus, SlotStatus, State, Target, Telemetry, TopicMetrics, WalStatus, human_bytes};
 
@@ -89,8 +90,8 @@ pub struct Lent<'a> {
 }
 
 /// Where a session begins.
-pub struct Start {
-    pub stream: Stream,
+pub struct Start<S = Socket> {
+    pub stream: Stream<S>,
     pub control: Control,
     pub epoch: u64,
     /// Confirmed already, and recorded.
@@ -131,9 +132,9 @@ struct Stop {
     remedy: String,
 }
 
-pub struct Session<'a> {
+pub struct Session<'a, S = Socket> {
     lent: Lent<'a>,
-    stream: Stream,
+    stream: Stream<S>,
     control: Control,
     decoder: Decoder,
     tracker: AckTracker,
@@ -170,8 +171,8 @@ pub struct Session<'a> {
     deliveries: Vec<Delivery>,
 }
 
-impl<'a> Session<'a> {
-    pub fn new(lent: Lent<'a>, start: Start) -> Session<'a> {
+impl<'a, S: Wire> Session<'a, S> {
+    pub fn new(lent: Lent<'a>, start: Start<S>) -> Session<'a, S> {
         let now = Instant::now();
         Session {
             lent,
@@ -267,7 +268,7 @@ impl<'a> Session<'a> {
                 // Deliveries open the window and move the watermark: before anything new is read.
                 () = self.lent.sink.woken() => {}
                 event = self.control.event() => if let Some(end) = self.on_control(event).await? { return Ok(end) },
-                () = sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => {}
+                () = sleep_until(wake_at.unwrap_or(now)), if wake_at.is_some() => {}
                 () = std::future::ready(()), if pumped == Pump::More => {}
                 read = self.stream.readable(), if pumped == Pump::Empty && self.gulp.until.is_none() => read?,
             }
@@ -363,7 +364,12 @@ impl<'a> Session<'a> {
 
 /// The last words: the confirmed position, once more, and the end of the copy, so that the slot stands exactly there when
 /// the process is gone.
-async fn say_goodbye(mut stream: Stream, status: &StandbyStatusUpdate, mut control: Control, nothing_under_way: bool) {
+async fn say_goodbye<S: Wire>(
+    mut stream: Stream<S>,
+    status: &StandbyStatusUpdate,
+    mut control: Control,
+    nothing_under_way: bool,
+) {
     let said = match stream.send_status(status).await {
         Ok(()) => stream.finish().await,
         Err(error) => Err(error),

@@ -2,10 +2,10 @@
 //! the slot, and only then change the record. Every way in which that cannot be done now is a [`NotNow`].
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::ack::Remembered;
 use crate::config::Config;

@@ -12,16 +12,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use crate::ack::Ticket;
 use crate::config::Config;
 use crate::router::Record;
+use crate::sink::client::{Client, Librdkafka, Produce};
 use crate::sink::desk::{ClusterIdentity, Probed};
-use crate::sink::librarian::{Answer, Ask, Librarian};
-use crate::sink::producer::{FailedReport, Inbox, Mailbox, Producer};
+use crate::sink::librarian::{Answer, Ask};
+use crate::sink::producer::{FailedReport, Inbox, Mailbox};
 use crate::sink::properties::{self, Kind};
 use crate::sink::refusal::{Refusal, classify};
 use crate::sink::topics::{NotReady, TopicBook};
@@ -44,11 +47,10 @@ use opened::Opened;
 
 /// See the module.
 pub struct KafkaSink {
-    config: Arc<Config>,
     mailbox: Arc<Mailbox>,
     inbox: Inbox,
-    librarian: Librarian,
-    producer: Option<Producer>,
+    client: Box<dyn Client>,
+    producer: Option<Box<dyn Produce>>,
     /// Of the newest producer made.
     generation: u32,
     mode: Mode,
@@ -117,16 +119,20 @@ enum Place {
 pub struct Busy(pub Record);
 
 impl KafkaSink {
-    /// Starts the librarian; contacts no broker before it returns. Fails on settings that librdkafka refuses.
+    /// Contacts no broker before it returns. Fails on settings that librdkafka refuses.
     pub fn start(config: Arc<Config>) -> Result<KafkaSink, SettingsRefused> {
-        let refused = |error: KafkaError| SettingsRefused(error.to_string());
         let mailbox = Arc::new(Mailbox::default());
-        let librarian = Librarian::start(&config, mailbox.clone()).map_err(refused)?;
-        let batch_size = properties::wanted_batch_size(&config);
+        let client = Librdkafka::start(&config, &mailbox)?;
+        KafkaSink::over(Box::new(client), &config, mailbox)
+    }
+
+    /// A sink over any client; what comes back from it comes through `mailbox`.
+    pub fn over(client: Box<dyn Client>, config: &Config, mailbox: Arc<Mailbox>) -> Result<KafkaSink, SettingsRefused> {
+        let batch_size = properties::wanted_batch_size(config);
         let mut sink = KafkaSink {
             mailbox,
             inbox: Inbox::default(),
-            librarian,
+            client,
             producer: None,
             generation: 0,
             mode: Mode::Feeding { not_before: None },
@@ -149,17 +155,17 @@ impl KafkaSink {
             error: None,
             connected: false,
             rebuilds: Vec::new(),
-            config,
         };
         // Made early: a producer needs half a second to get its id.
-        sink.producer = Some(sink.create_producer().map_err(refused)?);
-        sink.librarian.ask(Ask::Cluster);
+        let producer = sink.create_producer();
+        sink.producer = Some(producer.map_err(|error: KafkaError| SettingsRefused(error.to_string()))?);
+        sink.client.ask(Ask::Cluster);
         Ok(sink)
     }
 
-    fn create_producer(&mut self) -> Result<Producer, KafkaError> {
+    fn create_producer(&mut self) -> Result<Box<dyn Produce>, KafkaError> {
         self.generation = self.generation.wrapping_add(1);
-        Producer::create(&self.config, self.kind(), self.generation, &self.mailbox)
+        self.client.producer(self.kind(), self.generation)
     }
 
     fn kind(&self) -> Kind {
@@ -181,7 +187,7 @@ impl KafkaSink {
 
     pub fn ask_cluster(&mut self) {
         self.cluster = None;
-        self.librarian.ask(Ask::Cluster);
+        self.client.ask(Ask::Cluster);
     }
 
     pub fn topic_name(&self, topic: TopicId) -> Arc<str> {
@@ -281,7 +287,7 @@ impl KafkaSink {
 
     fn feed(&mut self, record: &Record, ticket: usize, now: Instant) -> Fed {
         let topic = self.topics.id(&record.topic);
-        let partitions = match self.topics.ready(topic, self.outstanding, now, &self.librarian) {
+        let partitions = match self.topics.ready(topic, self.outstanding, now, &*self.client) {
             Ok(partitions) => partitions,
             Err(NotReady::Wait) => return Fed::NotNow,
             Err(NotReady::SmallerBatches) => {

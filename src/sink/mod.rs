@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!  kafka       the sink: feeds, and heals any failed report without a record lost or swapped
+//!  client      what the sink needs of a Kafka client
 //!  producer    one librdkafka producer and the mailbox its reports come back through
 //!  topics      what is known of each topic
 //!  librarian   the thread that asks the cluster while the loop goes on
@@ -16,11 +17,12 @@
 //!
 //! This is the only place that names the Kafka client.
 
-use std::time::Instant;
+use tokio::time::Instant;
 
 use crate::ack::Ticket;
 use crate::router::Record;
 
+pub mod client;
 pub mod desk;
 pub mod kafka;
 pub mod librarian;

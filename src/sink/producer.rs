@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 
 use crate::config::Config;
 use crate::router::{Header, Record};
+use crate::sink::client::Produce;
 use crate::sink::librarian::Answer;
 use crate::sink::properties::{self, Kind};
 
@@ -208,8 +209,8 @@ fn record_of(message: &BorrowedMessage<'_>) -> Record {
 
 /// One life of a librdkafka producer. All its reports carry its generation.
 pub struct Producer {
-    pub generation: u32,
-    pub kind: Kind,
+    generation: u32,
+    kind: Kind,
     inner: ThreadedProducer<Context, NoCustomPartitioner>,
     mailbox: Arc<Mailbox>,
     purging: Arc<AtomicBool>,
@@ -223,9 +224,15 @@ impl Producer {
         let inner = ThreadedProducer::from_config_and_context(&properties::producer(config, kind), context)?;
         Ok(Producer { generation, kind, inner, mailbox: mailbox.clone(), purging })
     }
+}
 
-    /// Hands a record to librdkafka, which copies it. Never blocks.
-    pub fn send(&self, ticket: usize, record: &Record, partition: i32) -> Result<(), KafkaError> {
+impl Produce for Producer {
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// librdkafka copies it.
+    fn send(&self, ticket: usize, record: &Record, partition: i32) -> Result<(), KafkaError> {
         let headers = (!record.headers.is_empty()).then(|| {
             record.headers.iter().fold(OwnedHeaders::new_with_capacity(record.headers.len()), |headers, header| {
                 headers.insert(rdkafka::message::Header { key: &header.name, value: header.value.as_deref() })
@@ -238,23 +245,19 @@ impl Producer {
         self.inner.send(fed).map_err(|(error, _)| error)
     }
 
-    /// A fatal error has ended it: nothing more can be sent.
-    pub fn is_dead(&self) -> bool {
+    fn is_dead(&self) -> bool {
         self.inner.client().fatal_error().is_some()
     }
 
-    /// Asks for everything back that was not sent yet. May be repeated: a batch that fails while others are in flight is
-    /// put back on the queue after an earlier purge has passed.
-    pub fn purge_queue(&self) {
+    fn purge_queue(&self) {
         self.purging.store(true, Ordering::Relaxed);
         self.inner.purge(PurgeConfig::default().queue());
     }
 
-    /// Ends the producer on a thread of its own, because that takes up to half a second. Whatever is still out comes back
-    /// as failed before the mailbox says that this generation is dropped.
-    pub fn drop_in_background(self) {
+    /// On a thread of its own, because that takes up to half a second.
+    fn end(self: Box<Self>) {
         self.purging.store(true, Ordering::Relaxed);
-        let Producer { generation, inner, mailbox, .. } = self;
+        let Producer { generation, inner, mailbox, .. } = *self;
         let end = move || {
             drop(inner);
             mailbox.put(|inbox| inbox.dropped.push(generation));

@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use rdkafka::error::RDKafkaErrorCode;
 
+use crate::sink::client::Client;
 use crate::sink::desk::{TopicFacts, TopicProblem};
-use crate::sink::librarian::{Ask, Librarian};
+use crate::sink::librarian::Ask;
 use crate::sink::refusal::{Refusal, classify, route_remedy};
 use crate::sink::{TopicId, Waiting};
 
@@ -89,7 +92,7 @@ impl TopicBook {
     }
 
     /// The partition count, if records may go to the topic now.
-    pub fn ready(&mut self, id: TopicId, out: usize, now: Instant, librarian: &Librarian) -> Result<u32, NotReady> {
+    pub fn ready(&mut self, id: TopicId, out: usize, now: Instant, client: &dyn Client) -> Result<u32, NotReady> {
         let batch_size = self.batch_size;
         let Some(topic) = self.list.get_mut(id.0 as usize) else { return Err(NotReady::Wait) };
         if let Some(pending) = topic.pending.take_if(|_| out == 0) {
@@ -105,8 +108,8 @@ impl TopicBook {
                 }
                 _ => Ok(facts.partitions.max(1)),
             },
-            TopicState::Unasked => self.ask(id, librarian),
-            TopicState::Bad(retry_at) if now >= *retry_at => self.ask(id, librarian),
+            TopicState::Unasked => self.ask(id, client),
+            TopicState::Bad(retry_at) if now >= *retry_at => self.ask(id, client),
             TopicState::Asked | TopicState::Bad(_) => {
                 self.blocked = Some(id);
                 Err(NotReady::Wait)
@@ -114,11 +117,11 @@ impl TopicBook {
         }
     }
 
-    fn ask(&mut self, id: TopicId, librarian: &Librarian) -> Result<u32, NotReady> {
+    fn ask(&mut self, id: TopicId, client: &dyn Client) -> Result<u32, NotReady> {
         self.blocked = Some(id);
         if let Some(topic) = self.list.get_mut(id.0 as usize) {
             topic.state = TopicState::Asked;
-            librarian.ask(Ask::Topic(topic.name.clone()));
+            client.ask(Ask::Topic(topic.name.clone()));
         }
         Err(NotReady::Wait)
     }

@@ -36,6 +36,11 @@ const FINISH_WITHIN: Duration = Duration::from_secs(5);
 /// The peer is gone; what it said has come already or never will.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
 
+/// What a stream runs over.
+pub trait Wire: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Wire for S {}
+
 /// The stream of one slot. `S` is the socket.
 pub struct Stream<S = crate::postgres::dial::Socket> {
     socket: S,
@@ -46,9 +51,9 @@ pub struct Stream<S = crate::postgres::dial::Socket> {
     finish_within: Duration,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
+impl<S: Wire> Stream<S> {
     /// `buffer` holds what was read behind the answer to START_REPLICATION.
-    pub(crate) fn new(socket: S, buffer: BytesMut) -> Self {
+    pub fn new(socket: S, buffer: BytesMut) -> Self {
         let mut stream = Stream {
             socket,
             buffer,

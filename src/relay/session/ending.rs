@@ -13,7 +13,7 @@ pub struct Drained {
     pub stopped: bool,
 }
 
-impl Session<'_> {
+impl<S: Wire> Session<'_, S> {
     pub(super) fn show_state(&mut self, now: Instant) {
         let (connected, error) = self.lent.sink.connection();
         let kafka = EndStatus { connected: Some(connected), error: error.map(str::to_owned) };

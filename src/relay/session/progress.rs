@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl Session<'_> {
+impl<S: Wire> Session<'_, S> {
     /// Record first, confirm second: asks for the watermark to be committed to `walpost.checkpoint`.
     pub(super) fn record(&mut self, now: Instant) {
         if let Some((lsn, since)) = self.recording {

@@ -14,7 +14,7 @@ const BACKLOG_WITHIN: Duration = Duration::from_millis(5);
 const DRAINING_KEEPALIVES: u32 = 50;
 const DRAINING_WITHIN: Duration = Duration::from_secs(15);
 
-impl Session<'_> {
+impl<S: Wire> Session<'_, S> {
     /// Whether a row may be read now.
     pub(super) fn reading_is_open(&self, now: Instant) -> bool {
         let window = self.lent.config.window;

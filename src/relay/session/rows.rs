@@ -12,7 +12,7 @@ const POISON_REMEDY: &str = "the row is in the log as it was written, and changi
 /// What a row costs beside its bytes, roughly: its record and its place in the queues.
 const ROW_OVERHEAD: usize = 128;
 
-impl Session<'_> {
+impl<S: Wire> Session<'_, S> {
     pub(super) fn on_row(&mut self, row: &Row, now: Instant) {
         let Some(transaction) = &mut self.transaction else { return };
         let (commit_lsn, ordinal) = (transaction.commit_lsn, transaction.ordinal);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A purge may have to be repeated: see [`Producer::purge_queue`].
+/// A purge may have to be repeated: see [`Produce::purge_queue`].
 pub(super) const PURGE_EVERY: Duration = Duration::from_millis(20);
 /// Requests that a broker does not answer are given up after this, longer than librdkafka's own socket timeout would need
 /// to notice a dead broker, so that what is in flight on a live one is never cut off.
@@ -73,7 +73,7 @@ impl KafkaSink {
                 if !*dropped && now.saturating_duration_since(*since) > DRAIN_WITHIN {
                     *dropped = true;
                     if let Some(producer) = self.producer.take() {
-                        producer.drop_in_background();
+                        producer.end();
                     }
                 }
             }
@@ -133,17 +133,17 @@ impl KafkaSink {
         self.mode = Mode::Feeding { not_before: passing.then(|| now + pause(FEED_RETRY, self.attempts)) };
         self.attempts = self.attempts.saturating_add(u32::from(passing));
         let wanted = self.kind();
-        let reusable = |producer: &Producer| producer.kind == Kind::Isolating && !producer.is_dead();
+        let reusable = |producer: &dyn Produce| producer.kind() == Kind::Isolating && !producer.is_dead();
         // A producer for isolation survives a refusal: a storm of poison costs no new one each. It does not survive anything
         // else, above all not its own silence.
-        let proven = poison && !passing && self.producer.as_ref().is_some_and(reusable);
+        let proven = poison && !passing && self.producer.as_deref().is_some_and(reusable);
         if wanted != Kind::Isolating || !proven {
             self.renew(now);
         }
     }
 
     pub(super) fn was_alone(&self, report: &FailedReport) -> bool {
-        match self.producer.as_ref().map(|producer| producer.kind) {
+        match self.producer.as_ref().map(|producer| producer.kind()) {
             Some(Kind::Gapless { batch_size }) => weight(&report.record) >= batch_size,
             Some(Kind::Isolating) => true,
             None => false,
@@ -152,7 +152,7 @@ impl KafkaSink {
 
     pub(super) fn renew(&mut self, now: Instant) {
         if let Some(old) = self.producer.take() {
-            old.drop_in_background();
+            old.end();
         }
         self.opened = Opened::default();
         match self.create_producer() {
@@ -175,7 +175,7 @@ impl KafkaSink {
             // Only what is waited for: a topic that nobody writes to may be gone for good.
             let out = self.sent.iter().filter(|sent| matches!(sent.place, Place::Out(_)));
             let topics: BTreeSet<Arc<str>> = out.map(|sent| self.topics.name(sent.topic)).collect();
-            self.librarian.ask(Ask::Probe(topics.into_iter().collect()));
+            self.client.ask(Ask::Probe(topics.into_iter().collect()));
         }
     }
 

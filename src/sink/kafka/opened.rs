@@ -9,7 +9,9 @@
 //! a gap.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::sink::TopicId;
 
