@@ -73,7 +73,9 @@ pub enum Failure {
     Stream(#[from] StreamError),
     #[error("the server sent something that is no valid pgoutput")]
     Decode(#[from] crate::source::decoder::DecodeError),
-    #[error("a record was lost between walpost and librdkafka ({0}); it is read again from the log")]
+    #[error(
+        "Kafka's client cannot tell what it has stored ({0}); what is not confirmed is published again from the log"
+    )]
     Sink(String),
     #[error("the record in walpost.checkpoint is gone or belongs to another epoch: {0}")]
     Record(String),
@@ -109,7 +111,8 @@ pub struct Left {
     pub confirmed: Lsn,
     /// The furthest position that was read.
     pub received: Lsn,
-    pub remembered: Remembered,
+    /// None: nothing may be skipped when it comes again, whatever was delivered.
+    pub remembered: Option<Remembered>,
     /// The confirmed position moved.
     pub progressed: bool,
 }
@@ -238,6 +241,7 @@ impl<'a, S: Wire> Session<'a, S> {
         lent.telemetry.oldest_unconfirmed(None);
         remembered.merge(tracker.into_remembered());
         remembered.forget_below(confirmed);
+        let remembered = (!matches!(end, End::Failed(Failure::Sink(_)))).then_some(remembered);
         let progressed = confirmed > begun_at;
         (end, Left { confirmed, received, remembered, progressed })
     }

@@ -119,7 +119,10 @@ impl Starter {
             memory.confirmed = memory.confirmed.max(left.confirmed);
             memory.received = memory.received.max(left.received);
         }
-        self.remembered.merge(left.remembered);
+        match left.remembered {
+            Some(remembered) => self.remembered.merge(remembered),
+            None => self.remembered = Remembered::default(),
+        }
         self.remembered.forget_below(left.confirmed);
         self.remembered.shorten(self.config.window.messages.saturating_mul(2));
     }

@@ -90,7 +90,7 @@ enum Mode {
     Draining { text: String, since: Instant, purge_at: Option<Instant>, dropped: bool },
     /// As above, and nothing is fed again.
     Released,
-    /// A record is lost to us: only the log has it. See [`KafkaSink::fault`].
+    /// Only the log can mend it. See [`KafkaSink::fault`].
     Broken(String),
 }
 
@@ -210,7 +210,8 @@ impl KafkaSink {
         self.topics.waiting()
     }
 
-    /// A record was lost between here and librdkafka: the session must start over from the watermark.
+    /// Feeding again is not enough: the session must start over from the watermark, and publish again what it had published
+    /// from there on.
     pub fn fault(&self) -> Option<&str> {
         match &self.mode {
             Mode::Broken(reason) => Some(reason),
@@ -265,8 +266,8 @@ impl KafkaSink {
             }
             Fed::Refused(code) => {
                 // Treated like a report that came back at once.
-                let sentence = None;
-                let report = FailedReport { generation, ticket, code, sentence, possibly_persisted: false, record };
+                let (sentence, possibly_persisted, inferred) = (None, false, false);
+                let report = FailedReport { generation, ticket, code, sentence, possibly_persisted, inferred, record };
                 self.came_back(report, now);
             }
             Fed::NotNow => {

@@ -81,6 +81,8 @@ pub struct FailedReport {
     pub sentence: Option<String>,
     /// The record may have been stored all the same.
     pub possibly_persisted: bool,
+    /// librdkafka calls it delivered, and only infers so: later ones of its partition may be stored without it.
+    pub inferred: bool,
     pub record: Record,
 }
 
@@ -157,6 +159,7 @@ impl ProducerContext for Context {
                     code: RDKafkaErrorCode::OutOfOrderSequenceNumber,
                     sentence: Some("it was acknowledged without an offset, so it may not be stored".to_owned()),
                     possibly_persisted: true,
+                    inferred: true,
                     record: record_of(message),
                 };
                 self.mailbox.put(|inbox| inbox.failed.push(report));
@@ -168,6 +171,7 @@ impl ProducerContext for Context {
                     code: error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown),
                     sentence: sentence(message),
                     possibly_persisted: possibly_persisted(message),
+                    inferred: false,
                     record: record_of(message),
                 };
                 self.mailbox.put(|inbox| inbox.failed.push(report));

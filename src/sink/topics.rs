@@ -186,16 +186,8 @@ impl TopicBook {
 
     /// The brokers do not have a topic that records are out for.
     pub fn missing(&mut self, name: &Arc<str>, now: Instant) {
-        let id = self.id(name);
-        self.blocked = Some(id);
-        if let Some(topic) = self.list.get_mut(id.0 as usize)
-            && topic.trouble.is_none()
-        {
-            let code = RDKafkaErrorCode::UnknownTopicOrPartition;
-            let text = "it is gone: it was there before".to_owned();
-            tracing::warn!(topic = &*topic.name, "the topic {:?} takes no records: {text}", &*topic.name);
-            topic.trouble = Some(Trouble { code, text, since: now, refused_since: Some(now), attempts: 0 });
-        }
+        let gone = "it is gone: it was there before".to_owned();
+        self.problem(name, RDKafkaErrorCode::UnknownTopicOrPartition, Some(gone), now);
     }
 
     /// The topic that feeding waits for, if it is known what is wrong with it.

@@ -95,6 +95,14 @@ impl KafkaSink {
         self.opened = Opened::default();
         let mut failed = std::mem::take(&mut self.failed);
         failed.sort_by_key(|report| report.ticket);
+        if let Some(overtaken) = failed.iter().find(|report| report.inferred && self.was_overtaken(report.ticket)) {
+            // Fed again it would count as the newest of its key. All of them once more, in order, leave the right one last.
+            self.mode = Mode::Broken(format!(
+                "later records of its partition were stored, and a record for the topic {:?} was not",
+                &*overtaken.record.topic
+            ));
+            return;
+        }
         let mut passing = false;
         let (mut suspects, mut poison) = (false, false);
         for report in failed {
@@ -142,6 +150,14 @@ impl KafkaSink {
         }
     }
 
+    /// Whether a later record of the same partition is settled already.
+    fn was_overtaken(&self, ticket: usize) -> bool {
+        let Some(index) = ticket.checked_sub(self.first_ticket) else { return false };
+        let Some(own) = self.sent.get(index) else { return false };
+        let mut later = self.sent.iter().skip(index + 1);
+        later.any(|sent| sent.place == Place::Settled && (sent.topic, sent.partition) == (own.topic, own.partition))
+    }
+
     pub(super) fn was_alone(&self, report: &FailedReport) -> bool {
         match self.producer.as_ref().map(|producer| producer.kind()) {
             Some(Kind::Gapless { batch_size }) => weight(&report.record) >= batch_size,
@@ -167,9 +183,10 @@ impl KafkaSink {
     }
 
     pub(super) fn watch_silence(&mut self, now: Instant) {
-        let silent = now.saturating_duration_since(self.last_report);
-        let suspicious =
-            matches!(self.mode, Mode::Feeding { .. }) && self.outstanding > 0 && silent > self.silent_after;
+        // Also where only one partition gets no report, and others do.
+        let oldest = self.sent.iter().find(|sent| matches!(sent.place, Place::Out(_)));
+        let silent = oldest.map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent.at));
+        let suspicious = matches!(self.mode, Mode::Feeding { .. }) && silent > SILENT_AFTER;
         if suspicious && !self.probing && self.probe_at.is_none_or(|at| now >= at) {
             self.probing = true;
             // Only what is waited for: a topic that nobody writes to may be gone for good.
@@ -193,8 +210,10 @@ impl KafkaSink {
                 self.probing = false;
                 self.probe_at = Some(now + PROBE_EVERY);
                 if let Some(topic) = missing.filter(|_| self.outstanding > 0) {
-                    // librdkafka waits half a minute before it says so.
+                    // librdkafka waits half a minute before it says so, and tries again all the while. Should the topic be made
+                    // again meanwhile, the broker knows nothing of this producer there: see `opened`.
                     self.topics.missing(&topic, now);
+                    self.drain("route", format!("the topic {:?} is gone", &*topic), true, now);
                 }
                 let silent = now.saturating_duration_since(self.last_report);
                 if healthy && self.outstanding > 0 && silent > self.silent_after {
