@@ -154,9 +154,9 @@ impl Queues {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Whether there is room for one more of `bytes`, with `under_way` that are ordered and not written yet.
-    pub fn has_room(&self, limits: Limits, bytes: u64, under_way: (u64, u64)) -> bool {
-        self.messages + under_way.0 < limits.messages && self.bytes + under_way.1 + bytes <= limits.bytes
+    /// Whether there is room for so many messages more, of so many bytes together.
+    pub fn has_room(&self, limits: Limits, messages: u64, bytes: u64) -> bool {
+        self.messages + messages <= limits.messages && self.bytes + bytes <= limits.bytes
     }
 
     pub fn messages(&self) -> u64 {
@@ -232,8 +232,8 @@ mod tests {
         let mut queues = Queues::default();
         let limits = Limits { messages: 3, bytes: 100 };
         queues.added(1, 60);
-        assert!(queues.has_room(limits, 40, (0, 0)) && !queues.has_room(limits, 41, (0, 0)));
-        assert!(queues.has_room(limits, 0, (1, 40)) && !queues.has_room(limits, 0, (2, 0)));
+        assert!(queues.has_room(limits, 1, 40) && !queues.has_room(limits, 1, 41));
+        assert!(queues.has_room(limits, 2, 0) && !queues.has_room(limits, 3, 0));
         queues.removed(1, 60);
         assert!(queues.is_empty());
     }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::accept::Raw;
+use super::defaults;
 use super::environment::{self, Environment};
 use super::problem::{ConfigErrors, Problem, Source};
 use super::settings::{self, FEEDBACK_INTERVAL_WARN, Kind, SETTINGS, Setting};
@@ -198,7 +199,7 @@ fn apply_setting(
         },
         None => Effective {
             key: setting.key.to_owned(),
-            value: settings::default_text(setting, config).map(|text| text_or_integer(setting, &text)),
+            value: defaults::default_text(setting, config).map(|text| text_or_integer(setting, &text)),
             unset: setting.unset,
             source: Source::Default,
         },

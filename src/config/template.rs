@@ -89,6 +89,7 @@ fn value(setting: &Setting) -> String {
         (None, "headers.event_type") => "eventType",
         (None, "headers.token") => "token",
         (None, "headers.created_at") => "",
+        (None, "headers.origin") => "origin",
         (None, _) => return setting.example.to_owned(),
     };
     match setting.kind {

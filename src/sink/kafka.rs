@@ -38,6 +38,7 @@ const SILENT_AFTER: Duration = Duration::from_secs(10);
 const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 
 mod healing;
+mod held;
 mod opened;
 #[cfg(test)]
 mod scripted_tests;
@@ -392,36 +393,9 @@ impl KafkaSink {
         }
     }
 
-    /// The relay gave a poison record up: it counts as settled.
-    pub fn discard(&mut self, ticket: Ticket) {
-        self.undecided.remove(&ticket.0);
-        self.held.remove(&ticket.0);
-        if let Some(sent) = self.place(ticket.0) {
-            sent.place = Place::Settled;
-        }
-        self.forget_settled();
-    }
-
-    /// The relay stops at a poison record: what lies before it is still delivered, nothing from it on.
-    pub fn freeze(&mut self, ticket: Ticket) {
-        self.undecided.remove(&ticket.0);
-        self.frozen_at = Some(self.frozen_at.map_or(ticket.0, |earlier| earlier.min(ticket.0)));
-    }
-
-    /// Nothing is fed any more, whatever is held or comes.
-    pub fn freeze_all(&mut self) {
-        self.frozen_at = Some(0);
-    }
-
     /// No record is with librdkafka.
     pub fn nothing_out(&self) -> bool {
         self.outstanding == 0
-    }
-
-    /// After a freeze: everything before the frozen record is delivered.
-    pub fn only_frozen_left(&self) -> bool {
-        self.outstanding == 0
-            && self.frozen_at.is_some_and(|frozen| self.first_ticket >= frozen || self.sent.is_empty())
     }
 
     /// Lets go of everything, because another relay may take the slot: what was not sent is taken back, what was sent gets

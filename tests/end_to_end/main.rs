@@ -11,6 +11,7 @@ mod kit;
 mod memory_is_bounded;
 mod no_repeats_without_a_crash;
 mod nothing_is_lost;
+mod parked;
 mod record_first;
 mod setting_up;
 mod shutdown_never_waits;

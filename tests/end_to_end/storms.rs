@@ -6,10 +6,6 @@ use std::time::Instant;
 use crate::kit::*;
 
 /// Text of which no compression makes much less.
-fn noise(random: &mut Random, bytes: usize) -> String {
-    (0..bytes / 16).map(|_| format!("{:016x}", random.next())).collect()
-}
-
 /// A thousand rows of ten keys, one in twenty of them too large for its topic, in transactions of fifty.
 #[track_caller]
 fn a_storm_of_poison(limit: usize) {

@@ -7,6 +7,8 @@ pub(super) const PURGE_EVERY: Duration = Duration::from_millis(20);
 /// Requests that a broker does not answer are given up after this, longer than librdkafka's own socket timeout would need
 /// to notice a dead broker, so that what is in flight on a live one is never cut off.
 const DRAIN_WITHIN: Duration = Duration::from_secs(70);
+/// A record that is out for so long is looked after: its topic may be gone.
+const PROBE_AFTER: Duration = Duration::from_secs(3);
 /// Each probe is a client of its own.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// Back to the usual producer after so many records without a refusal.
@@ -186,7 +188,7 @@ impl KafkaSink {
         // Also where only one partition gets no report, and others do.
         let oldest = self.sent.iter().find(|sent| matches!(sent.place, Place::Out(_)));
         let silent = oldest.map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent.at));
-        let suspicious = matches!(self.mode, Mode::Feeding { .. }) && silent > SILENT_AFTER;
+        let suspicious = matches!(self.mode, Mode::Feeding { .. }) && silent > PROBE_AFTER;
         if suspicious && !self.probing && self.probe_at.is_none_or(|at| now >= at) {
             self.probing = true;
             // Only what is waited for: a topic that nobody writes to may be gone for good.
