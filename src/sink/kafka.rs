@@ -40,11 +40,13 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 mod healing;
 mod held;
 mod opened;
+mod scout;
 #[cfg(test)]
 mod scripted_tests;
 
 use healing::PURGE_EVERY;
 use opened::Opened;
+use scout::Scout;
 
 /// See the module.
 pub struct KafkaSink {
@@ -52,8 +54,11 @@ pub struct KafkaSink {
     inbox: Inbox,
     client: Box<dyn Client>,
     producer: Option<Box<dyn Produce>>,
+    scout: Scout,
     /// Of the newest producer made.
     generation: u32,
+    /// Of the producer in use.
+    current: u32,
     mode: Mode,
     topics: TopicBook,
     /// Of the producer in use.
@@ -135,7 +140,9 @@ impl KafkaSink {
             inbox: Inbox::default(),
             client,
             producer: None,
+            scout: Scout::default(),
             generation: 0,
+            current: 0,
             mode: Mode::Feeding { not_before: None },
             opened: Opened::default(),
             topics: TopicBook::new(batch_size, config.kafka.brokers.clone().unwrap_or_default()),
@@ -166,6 +173,7 @@ impl KafkaSink {
 
     fn create_producer(&mut self) -> Result<Box<dyn Produce>, KafkaError> {
         self.generation = self.generation.wrapping_add(1);
+        self.current = self.generation;
         self.client.producer(self.kind(), self.generation)
     }
 
@@ -253,9 +261,8 @@ impl KafkaSink {
 
     /// A record that has its place went to librdkafka, or was refused by it at once.
     fn fed(&mut self, ticket: usize, fed: Fed, record: Record, now: Instant) {
-        let generation = self.generation;
         match fed {
-            Fed::Out { partition } => {
+            Fed::Out { partition, generation } => {
                 if self.outstanding == 0 {
                     // Nothing was out: the silence so far was no sign of anything.
                     self.last_report = now;
@@ -267,7 +274,7 @@ impl KafkaSink {
             }
             Fed::Refused(code) => {
                 // Treated like a report that came back at once.
-                let (sentence, possibly_persisted, inferred) = (None, false, false);
+                let (generation, sentence, possibly_persisted, inferred) = (self.current, None, false, false);
                 let report = FailedReport { generation, ticket, code, sentence, possibly_persisted, inferred, record };
                 self.came_back(report, now);
             }
@@ -284,7 +291,7 @@ impl KafkaSink {
     fn may_feed(&self, now: Instant) -> bool {
         let Mode::Feeding { not_before } = &self.mode else { return false };
         let alone = self.isolated_left == 0 || self.outstanding == 0;
-        alone && self.undecided.is_empty() && not_before.is_none_or(|at| now >= at)
+        alone && !self.scout.is_out() && self.undecided.is_empty() && not_before.is_none_or(|at| now >= at)
     }
 
     fn feed(&mut self, record: &Record, ticket: usize, now: Instant) -> Fed {
@@ -297,15 +304,18 @@ impl KafkaSink {
                 return Fed::NotNow;
             }
         };
-        let Some(producer) = &self.producer else { return Fed::NotNow };
         let partition = record.partition_hash % partitions;
+        if self.topics.may_refuse(topic, weight(record)) {
+            return self.feed_alone(record, ticket, partition, now);
+        }
+        let Some(producer) = &self.producer else { return Fed::NotNow };
         if !self.opened.may_feed(topic, partition) {
             return Fed::NotNow;
         }
         match producer.send(ticket, record, partition.cast_signed()) {
             Ok(()) => {
                 self.opened.fed(topic, partition, ticket, now);
-                Fed::Out { partition }
+                Fed::Out { partition, generation: self.current }
             }
             Err(error) => match error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown) {
                 RDKafkaErrorCode::QueueFull => Fed::NotNow,
@@ -327,7 +337,7 @@ impl KafkaSink {
             self.on_delivered(generation, ticket, now, deliveries);
         }
         for report in inbox.failed.drain(..) {
-            self.on_failed(report, now);
+            self.on_failed(report, now, deliveries);
         }
         for answer in inbox.answers.drain(..) {
             self.on_answer(answer, now);
@@ -349,7 +359,9 @@ impl KafkaSink {
         sent.place = Place::Settled;
         let (topic, bytes, publish_latency) = (sent.topic, sent.bytes, now.saturating_duration_since(sent.at));
         let partition = sent.partition;
-        self.opened.delivered(topic, partition, ticket, now);
+        if !self.scout.returned(generation, ticket) {
+            self.opened.delivered(topic, partition, ticket, now);
+        }
         self.outstanding -= 1;
         deliveries.push(Delivery::Delivered { ticket: Ticket(ticket), topic, bytes, publish_latency });
         self.heard_well(now);
@@ -408,6 +420,7 @@ impl KafkaSink {
             if let Some(producer) = &self.producer {
                 producer.purge_queue();
             }
+            self.scout.purge_queue();
             let _ = tokio::time::timeout(PURGE_EVERY, self.mailbox.woken()).await;
             self.turn(Instant::now(), deliveries);
         }
@@ -426,7 +439,7 @@ impl KafkaSink {
 }
 
 enum Fed {
-    Out { partition: u32 },
+    Out { partition: u32, generation: u32 },
     NotNow,
     Refused(RDKafkaErrorCode),
 }

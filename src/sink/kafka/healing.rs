@@ -13,15 +13,47 @@ const PROBE_AFTER: Duration = Duration::from_secs(3);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// Back to the usual producer after so many records without a refusal.
 const ISOLATED_SUCCESSES: usize = 1_000;
-const FEED_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+pub(super) const FEED_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 impl KafkaSink {
-    pub(super) fn on_failed(&mut self, report: FailedReport, now: Instant) {
+    pub(super) fn on_failed(&mut self, report: FailedReport, now: Instant, deliveries: &mut Vec<Delivery>) {
         let out = Place::Out(report.generation);
         let Some(sent) = self.place(report.ticket).filter(|sent| sent.place == out) else { return };
         sent.place = Place::Back;
+        let partition_hash = sent.partition_hash;
         self.outstanding -= 1;
+        if self.scout.returned(report.generation, report.ticket)
+            && matches!(self.mode, Mode::Feeding { .. })
+            && let Refusal::Poison(reason) = classify(report.code, true, report.sentence.as_deref())
+        {
+            // Nothing else is out, and its producer lives on: nothing needs healing.
+            self.last_report = now;
+            let FailedReport { ticket, code, sentence, mut record, .. } = report;
+            record.partition_hash = partition_hash;
+            self.tell_poison(ticket, code, sentence, reason, record, deliveries);
+            return;
+        }
         self.came_back(report, now);
+    }
+
+    /// Holds the record until the relay has decided.
+    fn tell_poison(
+        &mut self,
+        ticket: usize,
+        code: RDKafkaErrorCode,
+        sentence: Option<String>,
+        reason: &'static str,
+        record: Record,
+        deliveries: &mut Vec<Delivery>,
+    ) {
+        let mut sentence = sentence.unwrap_or_else(|| code.to_string());
+        if let ("too_large", Some(limit)) = (reason, self.topics.max_message_bytes(&record.topic)) {
+            sentence = format!("{sentence}; max.message.bytes of the topic is {limit}");
+        }
+        let copy = Box::new(record.clone());
+        self.undecided.insert(ticket);
+        self.held.insert(ticket, record);
+        deliveries.push(Delivery::Poison { ticket: Ticket(ticket), reason, sentence, record: copy });
     }
 
     pub(super) fn came_back(&mut self, report: FailedReport, now: Instant) {
@@ -55,7 +87,7 @@ impl KafkaSink {
     }
 
     pub(super) fn drive(&mut self, now: Instant, dropped_now: &[u32], deliveries: &mut Vec<Delivery>) {
-        let (everything_back, generation) = (self.outstanding == 0, self.generation);
+        let (everything_back, generation) = (self.outstanding == 0, self.current);
         match &mut self.mode {
             Mode::Draining { since, purge_at, dropped, .. } => {
                 if everything_back {
@@ -70,6 +102,7 @@ impl KafkaSink {
                     && now >= *at
                 {
                     producer.purge_queue();
+                    self.scout.purge_queue();
                     *at = now + PURGE_EVERY;
                 }
                 if !*dropped && now.saturating_duration_since(*since) > DRAIN_WITHIN {
@@ -77,6 +110,7 @@ impl KafkaSink {
                     if let Some(producer) = self.producer.take() {
                         producer.end();
                     }
+                    self.scout.end();
                 }
             }
             Mode::Feeding { not_before } => {
@@ -116,14 +150,9 @@ impl KafkaSink {
             }
             match refusal {
                 Refusal::Poison(reason) => {
-                    let mut sentence = report.sentence.unwrap_or_else(|| code.to_string());
-                    if let ("too_large", Some(limit)) = (reason, self.topics.max_message_bytes(&record.topic)) {
-                        sentence = format!("{sentence}; max.message.bytes of the topic is {limit}");
-                    }
-                    let copy = Box::new(record.clone());
-                    self.undecided.insert(ticket);
                     poison = true;
-                    deliveries.push(Delivery::Poison { ticket: Ticket(ticket), reason, sentence, record: copy });
+                    self.tell_poison(ticket, code, report.sentence, reason, record, deliveries);
+                    continue;
                 }
                 Refusal::Suspect => {
                     suspects = true;
@@ -172,6 +201,7 @@ impl KafkaSink {
         if let Some(old) = self.producer.take() {
             old.end();
         }
+        self.scout.end();
         self.opened = Opened::default();
         match self.create_producer() {
             Ok(producer) => self.producer = Some(producer),
