@@ -219,6 +219,7 @@ mod tests {
                 columns: BTreeMap::new(),
             },
             preset: None,
+            read_back: true,
             on_poison: config::OnPoison::Stop,
             on_route_error: config::OnRouteError::Wait,
             parked: config::Parked { max_rows: 10, max_bytes: 1000 },

@@ -76,6 +76,7 @@ fn blank() -> Config {
             columns: BTreeMap::new(),
         },
         preset: None,
+        read_back: true,
         on_poison: OnPoison::Stop,
         on_route_error: OnRouteError::Wait,
         parked: Parked { max_rows: 0, max_bytes: 0 },

@@ -330,6 +330,7 @@ fn shown(setting: &Setting, entry: &Entry) -> toml::Value {
 
 fn text_or_integer(setting: &Setting, text: &str) -> toml::Value {
     let number = match setting.kind {
+        Kind::Switch(_) => return toml::Value::Boolean(text == "true"),
         Kind::Integer { .. } | Kind::Size { .. } => text.parse::<i64>().ok(),
         _ => None,
     };

@@ -48,6 +48,8 @@ pub struct Config {
     pub headers: Headers,
     /// `preset`; found from the table's columns if unset.
     pub preset: Option<Preset>,
+    /// `read_back`, default true: in a new session, what a topic holds already is not published again.
+    pub read_back: bool,
     pub on_poison: OnPoison,
     pub on_route_error: OnRouteError,
     pub parked: Parked,

@@ -54,6 +54,7 @@ pub enum Kind {
         set: fn(&mut Config, Duration),
     },
     Choice(&'static [Choice]),
+    Switch(fn(&mut Config, bool)),
     List(fn(&mut Config, Vec<String>)),
     Map(fn(&mut Config, BTreeMap<String, String>)),
     Secret(fn(&mut Config, SecretSource)),
@@ -157,6 +158,12 @@ pub static SETTINGS: &[Setting] = &[
         "Which known table layout the outbox has",
     )
     .unset("found from the table's columns", "\"laravel\""),
+    Setting::new(
+        "read_back",
+        Kind::Switch(|c, on| c.read_back = on),
+        "Whether topics are read back after a crash, so that what they hold already is not published again: true or false",
+    )
+    .default("true"),
     Setting::new(
         "on_poison",
         Kind::Choice(&[

@@ -18,6 +18,7 @@ fn other_value(setting: &Setting) -> (&'static str, &'static str) {
         (Kind::Integer { .. }, _) => ("77", "77"),
         (Kind::Size { .. }, _) => ("77MB", "\"77MB\""),
         (Kind::Duration { .. }, _) => ("7s", "\"7s\""),
+        (Kind::Switch(_), _) => ("false", "false"),
         (Kind::List(_), _) => ("other, second", "[\"other\", \"second\"]"),
         (Kind::Map(_), _) => ("a=b,c=d", "{ a = \"b\", c = \"d\" }"),
         (Kind::Choice(choices), _) => match choices.last().unwrap().0 {

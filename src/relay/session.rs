@@ -230,6 +230,7 @@ impl<'a, S: Wire> Session<'a, S> {
     /// Runs until the session is over, then lets go of Kafka.
     pub async fn run(mut self) -> (End, Left) {
         self.show_parked();
+        self.lent.sink.begin(self.confirmed);
         let end = self.stream_rows().await.unwrap_or_else(End::Failed);
         let status = self.status_update(false);
         let received = self.stream.received();
@@ -319,6 +320,12 @@ impl<'a, S: Wire> Session<'a, S> {
                     let metrics = topic_metrics(&mut self.lent, topic);
                     metrics.published(1, bytes as u64);
                     metrics.observe_end_to_end(latency.unwrap_or_default(), 1);
+                    self.last_delivery = now;
+                    self.rows_since_record = true;
+                }
+                Delivery::There { ticket } => {
+                    self.tracker.delivered(ticket);
+                    self.lent.telemetry.metrics.messages_skipped.inc();
                     self.last_delivery = now;
                     self.rows_since_record = true;
                 }

@@ -35,6 +35,7 @@ pub fn config() -> Config {
             columns: BTreeMap::new(),
         },
         preset: None,
+        read_back: true,
         on_poison: OnPoison::Stop,
         on_route_error: OnRouteError::Wait,
         parked: config::Parked { max_rows: 10, max_bytes: 1000 },

@@ -20,6 +20,8 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use crate::ack::Ticket;
 use crate::config::Config;
+use crate::error_text::ErrorText as _;
+use crate::lsn::Lsn;
 use crate::router::Record;
 use crate::sink::client::{Client, Librdkafka, Produce};
 use crate::sink::desk::{ClusterIdentity, Probed};
@@ -40,12 +42,14 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 mod healing;
 mod held;
 mod opened;
+mod read_back;
 mod scout;
 #[cfg(test)]
 mod scripted_tests;
 
 use healing::PURGE_EVERY;
 use opened::Opened;
+use read_back::{Look, ReadBack};
 use scout::Scout;
 
 /// See the module.
@@ -63,6 +67,9 @@ pub struct KafkaSink {
     topics: TopicBook,
     /// Of the producer in use.
     opened: Opened,
+    read_back: ReadBack,
+    /// Found in their topics; to be told with the next turn.
+    there: Vec<Ticket>,
     /// What is out or held, by ticket from `first_ticket` on.
     sent: VecDeque<Sent>,
     first_ticket: usize,
@@ -145,6 +152,8 @@ impl KafkaSink {
             current: 0,
             mode: Mode::Feeding { not_before: None },
             opened: Opened::default(),
+            read_back: ReadBack::new(config),
+            there: Vec::new(),
             topics: TopicBook::new(batch_size, config.kafka.brokers.clone().unwrap_or_default()),
             sent: VecDeque::new(),
             first_ticket: 0,
@@ -239,6 +248,11 @@ impl KafkaSink {
         Some((sent.at, self.topic_name(sent.topic)))
     }
 
+    /// A session begins, from this position on.
+    pub fn begin(&mut self, confirmed: Lsn) {
+        self.read_back.begin(confirmed);
+    }
+
     /// Takes a record, in ticket order and without a gap in the tickets, or gives it back because it cannot be fed now.
     pub fn send(&mut self, ticket: Ticket, record: Record, now: Instant) -> Result<(), Busy> {
         if !self.may_feed(now) || !self.held.is_empty() || self.frozen_at.is_some() {
@@ -278,6 +292,13 @@ impl KafkaSink {
                 let report = FailedReport { generation, ticket, code, sentence, possibly_persisted, inferred, record };
                 self.came_back(report, now);
             }
+            Fed::There => {
+                self.there.push(Ticket(ticket));
+                if let Some(sent) = self.place(ticket) {
+                    sent.place = Place::Settled;
+                }
+                self.forget_settled();
+            }
             Fed::NotNow => {
                 self.held.insert(ticket, record);
             }
@@ -305,6 +326,11 @@ impl KafkaSink {
             }
         };
         let partition = record.partition_hash % partitions;
+        match self.read_back.look(topic, partition, partitions, record, &*self.client) {
+            Look::Feed => {}
+            Look::Wait => return Fed::NotNow,
+            Look::There => return Fed::There,
+        }
         if self.topics.may_refuse(topic, weight(record)) {
             return self.feed_alone(record, ticket, partition, now);
         }
@@ -342,16 +368,24 @@ impl KafkaSink {
         for answer in inbox.answers.drain(..) {
             self.on_answer(answer, now);
         }
+        for answer in inbox.tails.drain(..) {
+            let topic = self.topics.id(&answer.topic);
+            self.read_back.answered(topic, answer);
+        }
         let dropped = std::mem::take(&mut inbox.dropped);
         self.inbox = inbox;
         self.drive(now, &dropped, deliveries);
         self.watch_silence(now);
         self.feed_held(now);
+        deliveries.extend(self.there.drain(..).map(|ticket| Delivery::There { ticket }));
     }
 
     /// Whether time alone may change something, so that [`KafkaSink::turn`] must be called without a wake.
     pub fn needs_turns(&self) -> bool {
-        !matches!(self.mode, Mode::Feeding { not_before: None }) || !self.held.is_empty() || self.topics.asking()
+        !matches!(self.mode, Mode::Feeding { not_before: None })
+            || !self.held.is_empty()
+            || !self.there.is_empty()
+            || self.topics.asking()
     }
 
     fn on_delivered(&mut self, generation: u32, ticket: usize, now: Instant, deliveries: &mut Vec<Delivery>) {
@@ -439,7 +473,12 @@ impl KafkaSink {
 }
 
 enum Fed {
-    Out { partition: u32, generation: u32 },
+    Out {
+        partition: u32,
+        generation: u32,
+    },
+    /// Not at all: its topic holds it already.
+    There,
     NotNow,
     Refused(RDKafkaErrorCode),
 }

@@ -42,6 +42,8 @@ pub use kafka::KafkaSink;
 pub enum Delivery {
     /// The broker has confirmed it.
     Delivered { ticket: Ticket, topic: TopicId, bytes: usize, publish_latency: std::time::Duration },
+    /// It was not produced, because its topic holds it already.
+    There { ticket: Ticket },
     /// The broker has proved that this record can never be stored as it is. It stays with the sink until
     /// [`KafkaSink::discard`] or [`KafkaSink::freeze`].
     Poison { ticket: Ticket, reason: &'static str, sentence: String, record: Box<Record> },

@@ -37,9 +37,7 @@ mod own;
 mod scripted_tests;
 
 use client::Client;
-use own::OwnNames;
-
-pub use own::ORIGIN_HEADER;
+pub(crate) use own::OwnNames;
 
 /// A session's topics are asked for in its first seconds; after that nobody needs the client.
 const IDLE: Duration = Duration::from_secs(10);

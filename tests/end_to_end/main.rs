@@ -3,6 +3,7 @@
 
 mod a_message_that_cannot_be_sent;
 mod documents;
+mod effectively_once;
 mod exactly_the_committed_rows;
 mod first_errors;
 mod idle_slot_advances;

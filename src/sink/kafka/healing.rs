@@ -139,6 +139,18 @@ impl KafkaSink {
             ));
             return;
         }
+        let uncertain: BTreeSet<(Arc<str>, u32)> = failed
+            .iter()
+            .filter(|report| report.possibly_persisted)
+            .filter_map(|report| {
+                let partition = self.place(report.ticket)?.partition;
+                Some((report.record.topic.clone(), partition))
+            })
+            .collect();
+        for (name, partition) in uncertain {
+            let topic = self.topics.id(&name);
+            self.read_back.again(topic, &name, partition, &*self.client);
+        }
         let mut passing = false;
         let (mut suspects, mut poison) = (false, false);
         for report in failed {

@@ -6,14 +6,13 @@ use crate::config::Headers;
 use crate::lsn::Lsn;
 use crate::router::Token;
 
-/// Marks a record that was republished from the table.
-pub const ORIGIN_HEADER: &str = "origin";
-
 /// The headers by which a record of ours is told.
 #[derive(Clone, Debug)]
 pub struct OwnNames {
     id: String,
     token: String,
+    /// Marks a record that was not published as it was committed; empty: none is marked.
+    origin: String,
 }
 
 /// A record that walpost streamed.
@@ -31,14 +30,14 @@ impl OwnNames {
                 return Err(setting);
             }
         }
-        Ok(OwnNames { id: headers.id.clone(), token: headers.token.clone() })
+        Ok(OwnNames { id: headers.id.clone(), token: headers.token.clone(), origin: headers.origin.clone() })
     }
 
     /// None: another writer's record, or one that was republished. Names are bytes, as other writers may write any.
     pub fn own<'a>(&self, headers: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>) -> Option<Own<'a>> {
         let (mut id, mut token) = (None, None);
         for (name, value) in headers {
-            if name == ORIGIN_HEADER.as_bytes() {
+            if name == self.origin.as_bytes() && !self.origin.is_empty() {
                 return None;
             }
             let place = match name {
@@ -64,7 +63,7 @@ mod tests {
     const TOKEN: &str = "1750000000-00000016B374D848-000000FF";
 
     fn own(headers: &[(&str, Option<&str>)]) -> Option<(String, Lsn)> {
-        let names = OwnNames { id: "id".into(), token: "token".into() };
+        let names = OwnNames { id: "id".into(), token: "token".into(), origin: "origin".into() };
         let headers = headers.iter().map(|(name, value)| (name.as_bytes(), value.map(str::as_bytes)));
         let own = names.own(headers)?;
         Some((String::from_utf8_lossy(own.message_id).into_owned(), own.commit_lsn))
@@ -129,7 +128,7 @@ mod tests {
                 0..5,
             ),
         ) {
-            let names = OwnNames { id: "id".into(), token: "token".into() };
+            let names = OwnNames { id: "id".into(), token: "token".into(), origin: "origin".into() };
             names.own(headers.iter().map(|(name, value)| (name.as_slice(), value.as_deref())));
         }
     }
