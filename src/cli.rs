@@ -93,6 +93,15 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show where the relay stands, with or without a running one
     Status(StatusArgs),
+    /// Heal a lost slot: publish again from the table what may be missing, and stream on without a gap
+    ///
+    /// For when the slot was dropped, lost, moved or made again, or the publication was changed. The rows that may not have
+    /// been published are those that were written by the oldest transaction in doubt (the record's horizon) or later: too
+    /// many of them rather than too few. They are published from the table in the order of their id, with their message
+    /// ids, marked by the header `origin`, and without a token. A new slot takes over at exactly the point up to which the
+    /// table was read. Cut off at any moment, it starts over when it is run again. Rows that were deleted from the table
+    /// before cannot be healed.
+    Recover(RecoverArgs),
     /// Drop slot and publication; refuses while a relay uses the slot
     Teardown(TeardownArgs),
     /// Check, show or print the settings, without connecting to anything
@@ -160,6 +169,28 @@ pub struct StatusArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub struct RecoverArgs {
+    /// Show what would be published, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Publish every row of the table, where nothing tells which are at risk
+    #[arg(long)]
+    pub all_rows: bool,
+    /// This cluster was made of the recorded one by pg_upgrade: its transaction ids go on
+    #[arg(long)]
+    pub after_pg_upgrade: bool,
+    /// Leave out rows whose published_at is set; only where nothing but a relay sets it
+    #[arg(long)]
+    pub unmarked_only: bool,
 }
 
 #[derive(Clone, Debug, Default, Args)]
@@ -308,7 +339,7 @@ impl Cli {
     /// Which ends the command cannot do without.
     fn needs(&self) -> Needs {
         match &self.command {
-            Command::Run(_) | Command::Doctor(_) => Needs { postgres: true, kafka: true },
+            Command::Run(_) | Command::Doctor(_) | Command::Recover(_) => Needs { postgres: true, kafka: true },
             Command::Setup(args) => Needs { postgres: !args.print, kafka: false },
             Command::Status(_) | Command::Teardown(_) => Needs { postgres: true, kafka: false },
             Command::Config(args) => match args.command {

@@ -210,6 +210,8 @@ pub struct Headers {
     pub token: String,
     /// `headers.created_at`, default off.
     pub created_at: String,
+    /// `headers.origin`, default `origin`: on records that were published from the table, and on no other.
+    pub origin: String,
     /// `headers.columns`: header name to column name, further columns as headers.
     pub columns: BTreeMap<String, String>,
 }

@@ -340,6 +340,11 @@ pub static SETTINGS: &[Setting] = &[
         |c, text| checked(values::header_name, text, &mut c.headers.created_at),
         "Header of the row's creation time",
     ),
+    header(
+        "headers.origin",
+        |c, text| checked(values::header_name, text, &mut c.headers.origin),
+        "Header of records that are published from the table and not from the log",
+    ),
     Setting::new(
         "headers.columns",
         Kind::Map(|c, map| c.headers.columns = map),
@@ -420,21 +425,15 @@ const fn header(key: &'static str, set: fn(&mut Config, &str) -> Result<(), Stri
     Setting::new(key, Kind::Text(set), help).unset("headers.profile decides", "").empty("the header is not written")
 }
 
-/// The names that a profile gives to `headers.<field>`, in the order id, event_type, token, created_at.
-type HeaderNames = [(&'static str, &'static str); 4];
-const DEBEZIUM_HEADERS: HeaderNames =
-    [("headers.id", "id"), ("headers.event_type", "eventType"), ("headers.token", "token"), ("headers.created_at", "")];
-const PLAIN_HEADERS: HeaderNames = [
-    ("headers.id", "message_id"),
-    ("headers.event_type", "event_type"),
-    ("headers.token", "token"),
-    ("headers.created_at", ""),
-];
+/// The names that a profile gives to `headers.<field>`, in the order id, event_type, token, created_at, origin.
+type HeaderNames = [&'static str; 5];
+const DEBEZIUM_HEADERS: HeaderNames = ["id", "eventType", "token", "", "origin"];
+const PLAIN_HEADERS: HeaderNames = ["message_id", "event_type", "token", "", "origin"];
 
 fn header_names(config: &mut Config, names: &HeaderNames) {
-    let [id, event_type, token, created_at] = names.map(|(_, name)| name.to_owned());
+    let [id, event_type, token, created_at, origin] = names.map(str::to_owned);
     let columns = std::mem::take(&mut config.headers.columns);
-    config.headers = Headers { id, event_type, token, created_at, columns };
+    config.headers = Headers { id, event_type, token, created_at, origin, columns };
 }
 
 /// The text of a setting that nobody set, given the profile that was chosen; None where unset has a meaning.
@@ -445,6 +444,7 @@ pub(super) fn default_text(setting: &Setting, config: &Config) -> Option<String>
         "headers.event_type" => Some(headers.event_type.clone()),
         "headers.token" => Some(headers.token.clone()),
         "headers.created_at" => Some(headers.created_at.clone()),
+        "headers.origin" => Some(headers.origin.clone()),
         _ => setting.default.map(str::to_owned),
     }
 }
@@ -485,6 +485,7 @@ fn blank() -> Config {
             event_type: String::new(),
             token: String::new(),
             created_at: String::new(),
+            origin: String::new(),
             columns: BTreeMap::new(),
         },
         preset: None,

@@ -31,6 +31,7 @@ pub mod error;
 pub mod fingerprint;
 pub mod history;
 mod passfile;
+pub mod recovery;
 pub mod schema;
 pub mod server;
 pub mod slot;
