@@ -253,6 +253,9 @@ impl Recovery<'_> {
 
         let quiet_until = Instant::now() + if plan.record.state == State::SignedOff { Duration::ZERO } else { QUIET };
         checkpoint::make_durable(control).await?;
+        // A server process that waits for a lock must not write the record when this process is long gone. Not every platform
+        // of a server can look for that; the lock of the recovery is held until then, so no other one is met by it.
+        let _ = control.batch_execute("SET client_connection_check_interval = '2s'").await;
         tracing::info!("{}: healing it from the table {}", plan.reason, found.table.sql());
         let holder = format!("{APPLICATION_NAME}, process {}", std::process::id());
         if !self.patiently("for a lock on walpost.checkpoint", recovery::begin(control, &plan.record, &holder)).await? {
@@ -282,6 +285,7 @@ impl Recovery<'_> {
             published = publish(config, &mut reader, &mut preparer, sink) => published?,
             gone = self.watch_slot(consistent_point) => return Err(gone),
         }
+        reader.end().await.map_err(replication)?;
         let begun = self.finish(&found, &plan, consistent_point).await?;
         self.marked.set(false);
         Ok(self.report(&found, &plan, &preparer.tally, begun))
@@ -343,14 +347,15 @@ impl Recovery<'_> {
                 return made.map_err(replication);
             }
             pause = NEXT_PROGRESS;
-            let mut open = slot::open_transactions(self.control, 4).await?;
+            let mut open = slot::open_transactions(self.control, 5).await?;
             open.retain(|transaction| transaction.pid.is_none() || transaction.pid != pid);
             if Instant::now() >= until {
                 let within_s = SLOT_WITHIN.as_secs();
                 return Err(RecoverError::Blocked { slot: name.clone(), within_s, open });
             }
-            let open: Vec<String> = open.iter().take(3).map(ToString::to_string).collect();
-            let whom = if open.is_empty() { String::new() } else { format!(": {}", open.join("; ")) };
+            let mut whom: Vec<String> = open.iter().take(3).map(ToString::to_string).collect();
+            whom.extend((open.len() > 3).then(|| "and others".to_owned()));
+            let whom = if whom.is_empty() { String::new() } else { format!(": {}", whom.join("; ")) };
             tracing::info!("slot {name}: waiting for the transactions that are open to end{whom}");
         }
     }

@@ -5,6 +5,7 @@ mod catalog;
 mod doctor;
 mod place;
 mod record;
+mod recovery;
 mod setup;
 mod slot;
 mod teardown;

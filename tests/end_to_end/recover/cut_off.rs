@@ -7,9 +7,16 @@ fn lost(postgres: &Postgres, kafka: &Kafka) -> (Scene, Workload, Vec<Expected>) 
     let scene = Scene::new(postgres, kafka, Table::Walpost);
     scene.catch_up(seconds(40));
     let workload = scene.workload().rows(2_000);
+    // There beforehand, so that they can be looked at at any moment.
+    workload.topics().iter().for_each(|topic| kafka.create_topic(topic, 4, &[]));
     let expected = workload.run();
     drop_slot(&scene);
     (scene, workload, expected)
+}
+
+/// As if the last relay had been killed: then the recovery waits five seconds before it sends anything.
+fn unsigned(scene: &Scene) {
+    scene.sql().execute("update walpost.checkpoint set state = 'streaming', holder = 'a relay that was killed'");
 }
 
 fn state(scene: &Scene) -> String {
@@ -39,6 +46,16 @@ fn wait_for_a_session_that_waits_for_the_record(scene: &Scene) {
     });
 }
 
+/// The server's processes notice by themselves that nobody is there any more, also while they wait for a lock.
+#[track_caller]
+fn kill_and_wait_for_the_servers_end(scene: &Scene, recover: &Walpost) {
+    recover.kill9();
+    let sql = scene.sql();
+    wait_for(seconds(10), "the end of the recovery's sessions", || {
+        sql.is_true("select not exists (select from pg_stat_activity where application_name = 'walpost recover')")
+    });
+}
+
 /// Nothing streams before it is done; done again it is whole.
 #[track_caller]
 fn is_healed_by_the_next_one(scene: &Scene, kafka: &Kafka, workload: &Workload, expected: &[Expected]) {
@@ -58,7 +75,7 @@ fn before_it_has_said_so_in_the_record() {
     let holder = lock_record(&scene);
     let recover = scene.walpost("recover --yes").spawn();
     wait_for_a_session_that_waits_for_the_record(&scene);
-    recover.kill9();
+    kill_and_wait_for_the_servers_end(&scene, &recover);
     drop(holder);
     assert_ne!(state(&scene), "recovering");
     is_healed_by_the_next_one(&scene, kafka, &workload, &expected);
@@ -90,17 +107,15 @@ fn while_the_slot_is_being_made() {
 /// The slot is there and looks sound, and not one row is published.
 #[test]
 fn when_the_slot_is_made_and_nothing_is_published() {
-    let (kafka, postgres) = (Kafka::start_own(), Postgres::start_major(MAJOR));
-    let (scene, workload, expected) = lost(&postgres, &kafka);
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let (scene, workload, expected) = lost(&postgres, kafka);
+    unsigned(&scene);
     let recover = scene.walpost("recover --yes").spawn();
-    recover.wait_log("is made: what committed before", seconds(40));
-    // Quiet for five seconds, so nothing is sent yet.
-    kafka.pause();
+    recover.wait_log("waiting for requests of the slot's last holder", seconds(40));
     recover.kill9();
-    kafka.resume();
     assert_eq!((slots(&scene), state(&scene).as_str()), (1, "recovering"));
     assert_eq!(kafka.count(&workload.topics().each_ref().map(String::as_str)), 0);
-    is_healed_by_the_next_one(&scene, &kafka, &workload, &expected);
+    is_healed_by_the_next_one(&scene, kafka, &workload, &expected);
     kafka.verify(&workload, &expected).assert_exactly_once();
 }
 
@@ -111,6 +126,7 @@ fn amid_the_rows() {
     let (scene, workload, mut expected) = lost(&postgres, kafka);
     let bulk = format!("bulk{}", unique());
     let topic = format!("outbox.event.{bulk}");
+    kafka.create_topic(&topic, 4, &[]);
     // Large enough to be met in the middle.
     scene.sql().execute(&format!(
         "insert into outbox_messages (aggregate_type, aggregate_id, event_type, payload)
@@ -143,11 +159,12 @@ fn amid_the_rows() {
 fn when_all_is_published_and_the_record_is_not_written() {
     let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
     let (scene, workload, expected) = lost(&postgres, kafka);
+    unsigned(&scene);
     let recover = scene.walpost("recover --yes").spawn();
-    recover.wait_log("is made: what committed before", seconds(40));
+    recover.wait_log("waiting for requests of the slot's last holder", seconds(40));
     let holder = lock_record(&scene);
     wait_for_a_session_that_waits_for_the_record(&scene);
-    recover.kill9();
+    kill_and_wait_for_the_servers_end(&scene, &recover);
     drop(holder);
     assert_eq!(state(&scene), "recovering");
     kafka.verify(&workload, &expected).assert_exactly_once();
@@ -157,18 +174,17 @@ fn when_all_is_published_and_the_record_is_not_written() {
 
 #[test]
 fn by_a_restart_of_postgres() {
-    let (kafka, mut postgres) = (Kafka::start_own(), Postgres::start_major(MAJOR));
-    let (scene, workload, expected) = lost(&postgres, &kafka);
+    let (kafka, mut postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let (scene, workload, expected) = lost(&postgres, kafka);
+    unsigned(&scene);
     let recover = scene.walpost("recover --yes").spawn();
-    recover.wait_log("is made: what committed before", seconds(40));
-    kafka.pause();
+    recover.wait_log("waiting for requests of the slot's last holder", seconds(40));
     let took = postgres.stop(Stop::Fast, seconds(20));
     assert!(took < seconds(5), "the server waited {took:?} for a recovery");
     postgres.start();
-    kafka.resume();
     let code = recover.wait_exit(seconds(60));
     assert!([69, 75].contains(&code), "exit code {code}: {}", recover.log_tail());
-    is_healed_by_the_next_one(&scene, &kafka, &workload, &expected);
+    is_healed_by_the_next_one(&scene, kafka, &workload, &expected);
 }
 
 /// Two at once would each drop the other's slot.

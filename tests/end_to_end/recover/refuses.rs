@@ -69,6 +69,7 @@ fn another_table_database_or_cluster_waits_for_an_explicit_choice() {
         "update walpost.checkpoint set horizon = '9000000000'",
         "alter table outbox_messages rename to old; create table outbox_messages (like old including all);
          insert into outbox_messages overriding system value select * from old; drop table old cascade;
+         select setval(pg_get_serial_sequence('outbox_messages', 'id'), 1000);
          alter publication walpost add table outbox_messages",
     ];
     for wrong in wrongs {
