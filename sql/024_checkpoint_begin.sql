@@ -4,6 +4,8 @@
 -- The horizon comes from the slot itself: every transaction that it can still send has an id at or after its
 -- catalog_xmin (32 bits, completed here by the server's current id). So it holds also for a slot that was made long
 -- ago, and after a failover, where the ids of lost transactions are given out again.
+--
+-- A record that is being recovered is left alone: rows that nobody has published yet hang on its horizon.
 INSERT INTO walpost.checkpoint AS c (
     slot_name, relay_name, system_identifier, timeline, database_oid, table_oid, kafka_cluster_id, fingerprint, epoch,
     confirmed_lsn, horizon, pending_horizon, pending_lsn, state, updated_at)
@@ -30,4 +32,5 @@ ON CONFLICT (slot_name) DO UPDATE SET
     pending_lsn = NULL,
     state = excluded.state,
     updated_at = excluded.updated_at
+WHERE c.state <> 'recovering'
 RETURNING epoch, confirmed_lsn::text, horizon::text

@@ -6,11 +6,14 @@ use std::convert::Infallible;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::settings::{self, Kind};
 use crate::config::{self, ConfigErrors, Environment, Given, Loaded, Needs, Secret};
+
+mod args;
+
+pub use args::*;
 
 /// What the process ends with.
 pub mod exit {
@@ -100,6 +103,15 @@ pub enum Command {
     /// wish there, which the running relay follows within a second or two: it alone publishes, in order.
     #[command(subcommand_required = true, arg_required_else_help = true)]
     Parked(ParkedArgs),
+    /// Heal a lost slot: publish again from the table what may be missing, and stream on without a gap
+    ///
+    /// For when the slot was dropped, lost, moved or made again, or the publication was changed. The rows that may not have
+    /// been published are those that were written by the oldest transaction in doubt (the record's horizon) or later: too
+    /// many of them rather than too few. They are published from the table in the order of their id, with their message
+    /// ids, marked by the header `origin`, and without a token. A new slot takes over at exactly the point up to which the
+    /// table was read. Cut off at any moment, it starts over when it is run again. Rows that were deleted from the table
+    /// before cannot be healed.
+    Recover(RecoverArgs),
     /// Drop slot and publication; refuses while a relay uses the slot
     Teardown(TeardownArgs),
     /// Check, show or print the settings, without connecting to anything
@@ -121,159 +133,6 @@ pub enum Command {
     Demo(DemoArgs),
     /// Show the version
     Version(VersionArgs),
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct RunArgs {
-    /// Create what is missing first, as `walpost setup` does
-    #[arg(long)]
-    pub setup: bool,
-    /// End with 0 once everything that was committed before the start is confirmed
-    #[arg(long)]
-    pub until_caught_up: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct SetupArgs {
-    /// Write SQL for a migration to standard output and touch nothing
-    #[arg(long)]
-    pub print: bool,
-    /// Create the outbox table as well
-    #[arg(long)]
-    pub create_table: bool,
-    /// Table layout to create or to expect; also in the configuration as `preset`
-    #[arg(long, value_name = "PRESET", value_parser = PossibleValuesParser::new(choices("preset")))]
-    pub preset: Option<String>,
-    /// Grant what the relay needs, and no more, to this role
-    #[arg(long, value_name = "ROLE")]
-    pub grants: Option<String>,
-    /// Take over a record that another Kafka cluster or relay left
-    #[arg(long)]
-    pub adopt: bool,
-    /// Go on after a lost slot or a gap without healing it; says what may be missing
-    #[arg(long)]
-    pub accept_gap: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct DoctorArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct StatusArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct TeardownArgs {
-    /// Do not ask
-    #[arg(long)]
-    pub yes: bool,
-}
-
-#[derive(Clone, Debug, Args)]
-pub struct ParkedArgs {
-    #[command(subcommand)]
-    pub command: ParkedCommand,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-pub enum ParkedCommand {
-    /// What waits for a decision, oldest first
-    List {
-        /// Also what waits behind another message
-        #[arg(long)]
-        all: bool,
-        /// At most so many
-        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(i64).range(1..))]
-        limit: i64,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// One message, whole
-    Show {
-        #[arg(value_name = "ID")]
-        id: i64,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Publish messages after all, each with what waits behind it
-    Retry {
-        #[command(flatten)]
-        which: WhichParked,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Give messages up; what waits behind them is published
-    Discard {
-        #[command(flatten)]
-        which: WhichParked,
-        /// Do not ask
-        #[arg(long)]
-        yes: bool,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-}
-
-#[derive(Clone, Debug, Args)]
-#[group(required = true, multiple = false)]
-pub struct WhichParked {
-    /// The messages' ids, as `walpost parked list` shows them
-    #[arg(value_name = "ID")]
-    pub ids: Vec<i64>,
-    /// All that wait for a decision
-    #[arg(long)]
-    pub all: bool,
-}
-
-#[derive(Clone, Debug, Args)]
-pub struct ConfigArgs {
-    #[command(subcommand)]
-    pub command: ConfigCommand,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-pub enum ConfigCommand {
-    /// Say OK, or everything that is wrong (exit code 78)
-    Check(ConfigCheckArgs),
-    /// Print the settings that count and where each comes from; secrets are not shown
-    Show(ConfigShowArgs),
-    /// Print a file with every setting, its default and its help
-    Template,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct ConfigCheckArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct ConfigShowArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct DemoArgs {}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct VersionArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// The settings that have a flag. Addresses and properties may hold a password, so they are secrets here.
@@ -375,7 +234,7 @@ impl Cli {
     /// Which ends the command cannot do without.
     fn needs(&self) -> Needs {
         match &self.command {
-            Command::Run(_) | Command::Doctor(_) => Needs { postgres: true, kafka: true },
+            Command::Run(_) | Command::Doctor(_) | Command::Recover(_) => Needs { postgres: true, kafka: true },
             Command::Setup(args) => Needs { postgres: !args.print, kafka: false },
             Command::Status(_) | Command::Parked(_) | Command::Teardown(_) => Needs { postgres: true, kafka: false },
             Command::Config(args) => match args.command {

@@ -3,11 +3,12 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use walpost::cli::{self, Cli, Command, ParkedCommand, SetupArgs, WhichParked, exit};
+use walpost::cli::{self, Cli, Command, ParkedCommand, RecoverArgs, SetupArgs, WhichParked, exit};
 use walpost::commands;
 use walpost::commands::demo::DemoError;
 use walpost::commands::doctor::DoctorOptions;
 use walpost::commands::parked::{ParkedCommandError, ParkedOptions, Which};
+use walpost::commands::recover::{RecoverError, RecoverOptions};
 use walpost::commands::run::RunError;
 use walpost::commands::setup::{SetupError, SetupOptions};
 use walpost::commands::teardown::{TeardownError, TeardownOptions};
@@ -140,6 +141,13 @@ async fn run(cli: &Cli, environment: &Environment) -> io::Result<u8> {
             let mut answers = io::BufReader::new(io::stdin());
             let ask = io::stdin().is_terminal().then_some(&mut answers as &mut (dyn io::BufRead + Send));
             end(commands::parked::run(&config, options, ask, &mut out).await, ParkedCommandError::exit_code)
+        }
+        Command::Recover(args) => {
+            let RecoverArgs { dry_run, yes, json, all_rows, after_pg_upgrade, unmarked_only } = args.clone();
+            let options = RecoverOptions { dry_run, yes, json, all_rows, after_pg_upgrade, unmarked_only };
+            let mut answers = io::BufReader::new(io::stdin());
+            let ask = io::stdin().is_terminal().then_some(&mut answers as &mut (dyn io::BufRead + Send));
+            end(commands::recover::run(config, options, ask, &mut Heedless(out)).await, RecoverError::exit_code)
         }
         Command::Teardown(args) => {
             let mut answers = io::BufReader::new(io::stdin());

@@ -82,6 +82,28 @@ pub struct Header {
     pub value: Option<Bytes>,
 }
 
+/// Why a row is published from the table: the value of the header `headers.origin`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// `walpost recover`: the slot was lost, and the log with it.
+    Recover,
+}
+
+impl Origin {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Origin::Recover => "recover",
+        }
+    }
+}
+
+/// Where a row was read, which its record tells: one from the log has a place in the stream, one from the table has none.
+#[derive(Clone, Copy, Debug)]
+enum ReadFrom {
+    Log(Token),
+    Table(Origin),
+}
+
 /// What becomes of a message that is no poison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Routed {
@@ -128,6 +150,7 @@ struct OwnHeaders {
     event_type: Option<Arc<str>>,
     token: Option<Arc<str>>,
     created_at: Option<Arc<str>>,
+    origin: Option<Arc<str>>,
     /// Header name, column name.
     columns: Vec<(Arc<str>, String)>,
     /// All of the above: no row may use them.
@@ -227,6 +250,20 @@ impl Router {
     /// When the row's relation was never bound: that is a fault of the caller, not of the row, and going on would
     /// set aside a row that is sound.
     pub fn route(&mut self, message: &OutboxMessage, row: &Row, token: Token) -> Result<Routed, Poison> {
+        self.record(message, row, ReadFrom::Log(token))
+    }
+
+    /// The record of a message that was read from the table: the same, but with its origin for a token, because the table
+    /// knows no order of commits.
+    ///
+    /// # Panics
+    ///
+    /// As [`Router::route`].
+    pub fn route_from_table(&mut self, message: &OutboxMessage, row: &Row, origin: Origin) -> Result<Routed, Poison> {
+        self.record(message, row, ReadFrom::Table(origin))
+    }
+
+    fn record(&mut self, message: &OutboxMessage, row: &Row, read: ReadFrom) -> Result<Routed, Poison> {
         if message.payload.is_none() && self.on_null_payload == OnNullPayload::Skip {
             return Ok(Routed::Skip(SkipReason::NullPayload));
         }
@@ -238,7 +275,7 @@ impl Router {
             return Err(null_payload(&binding.payload_column));
         }
         let topic = topic_name(binding, &self.template, &mut self.topics, &mut self.scratch, message, row)?;
-        let headers = self.own.write(binding, &mut self.header_names, message, row, token)?;
+        let headers = self.own.write(binding, &mut self.header_names, message, row, read)?;
         let partition_hash = self.partition_hash(message.aggregate_id.as_ref(), &message.message_id);
         Ok(Routed::Publish(Record {
             topic,
@@ -339,11 +376,12 @@ impl OwnHeaders {
         let event_type = named(&headers.event_type);
         let token = named(&headers.token);
         let created_at = named(&headers.created_at);
+        let origin = named(&headers.origin);
         let columns: Vec<(Arc<str>, String)> =
             headers.columns.iter().map(|(header, column)| (header.as_str().into(), column.clone())).collect();
-        let reserved = [&id, &event_type, &token, &created_at].into_iter().flatten().cloned();
+        let reserved = [&id, &event_type, &token, &created_at, &origin].into_iter().flatten().cloned();
         let reserved = reserved.chain(columns.iter().map(|(header, _)| Arc::clone(header))).collect();
-        OwnHeaders { id, event_type, token, created_at, columns, reserved }
+        OwnHeaders { id, event_type, token, created_at, origin, columns, reserved }
     }
 
     fn write(
@@ -352,7 +390,7 @@ impl OwnHeaders {
         names: &mut Names,
         message: &OutboxMessage,
         row: &Row,
-        token: Token,
+        read: ReadFrom,
     ) -> Result<Vec<Header>, Poison> {
         // One more than walpost's own usual three: `traceparent`.
         let mut headers = Vec::with_capacity(4 + self.columns.len());
@@ -363,7 +401,10 @@ impl OwnHeaders {
         };
         push(&self.id, Some(message.message_id.clone()));
         push(&self.event_type, message.event_type.clone());
-        push(&self.token, self.token.is_some().then(|| token.to_bytes()));
+        match read {
+            ReadFrom::Log(token) => push(&self.token, self.token.is_some().then(|| token.to_bytes())),
+            ReadFrom::Table(origin) => push(&self.origin, Some(Bytes::from_static(origin.as_str().as_bytes()))),
+        }
         push(&self.created_at, message.created_at.clone());
         for ((name, _), index) in self.columns.iter().zip(&binding.columns) {
             headers.push(Header { name: Arc::clone(name), value: row.text(*index) });

@@ -354,7 +354,7 @@ async fn ensure_slot(
         }
         (Some(_), Some(Accepted::Anew)) => {
             slot::drop(client, name).await?;
-            writeln!(out, "slot {name}: the lost one was dropped")?;
+            writeln!(out, "slot {name}: what was left of it was dropped")?;
             make_slot(client, watcher, found.server.version, name, out).await?
         }
         (None, _) => make_slot(client, watcher, found.server.version, name, out).await?,

@@ -9,6 +9,7 @@ use crate::names::{TableName, TableNameError, quote_ident};
 use crate::postgres::catalog::{self, CatalogError, PublicationFacts, TableLookup};
 use crate::postgres::checkpoint::{self, CheckpointError};
 use crate::postgres::history::{Seen, Verdict, judge};
+use crate::postgres::recovery;
 use crate::postgres::slot::{self, SlotError, SlotFacts};
 use crate::postgres::{AddressError, Client, ConnectError, Connector, SqlError, steps};
 
@@ -36,6 +37,8 @@ pub enum TeardownError {
     Slot(#[from] SlotError),
     #[error("slot {slot} is held by {holder}; stop that relay first, then run `walpost teardown` again")]
     Active { slot: String, holder: String },
+    #[error("slot {slot} is being recovered by {holder}; let that finish, or end it first")]
+    AtWork { slot: String, holder: String },
     #[error("{reason}. {remedy}")]
     Refused { reason: String, remedy: String },
     #[error("teardown destroys the relay's place in the WAL; say --yes, because there is no terminal to ask on")]
@@ -58,7 +61,7 @@ impl TeardownError {
             TeardownError::Checkpoint(error) => by_sqlstate(error.sqlstate()),
             TeardownError::Slot(error) => by_sqlstate(error.sqlstate()),
             TeardownError::Publication { source, .. } => by_sqlstate(source.code().map(|code| code.code())),
-            TeardownError::Active { .. } | TeardownError::Output(_) => 75,
+            TeardownError::Active { .. } | TeardownError::AtWork { .. } | TeardownError::Output(_) => 75,
             TeardownError::NotConfirmed => 2,
             TeardownError::Declined => 1,
         }
@@ -113,6 +116,9 @@ pub async fn apply(
     };
     if let Verdict::Refused { reason, remedy } = judge(&seen) {
         return Err(TeardownError::Refused { reason, remedy });
+    }
+    if let Some(holder) = recovery::lock(client, slot_name).await? {
+        return Err(TeardownError::AtWork { slot: slot_name.to_owned(), holder });
     }
     if let Some(holder) = slot.as_ref().and_then(SlotFacts::held_by) {
         return Err(TeardownError::Active { slot: slot_name.to_owned(), holder });

@@ -89,7 +89,7 @@ pub enum CheckpointError {
     Unversioned,
     #[error("the server is read-only, so walpost.checkpoint cannot be written")]
     ReadOnly { source: tokio_postgres::Error },
-    #[error("slot {slot} is gone or not usable, so no record of it can be begun")]
+    #[error("slot {slot} is gone, not usable or being recovered, so no record of it can be begun")]
     NoSlot { slot: String },
     #[error("the record of slot {slot} holds {column} = {value:?}, which is not readable")]
     Unreadable { slot: String, column: &'static str, value: String },
@@ -117,7 +117,7 @@ impl CheckpointError {
         matches!(self, CheckpointError::NotSetUp { .. } | CheckpointError::NotPermitted { .. })
     }
 
-    fn from_sql(operation: &'static str, source: tokio_postgres::Error) -> CheckpointError {
+    pub(super) fn from_sql(operation: &'static str, source: tokio_postgres::Error) -> CheckpointError {
         match source.code().map(|code| code.code()) {
             // undefined_table, invalid_schema_name
             Some("42P01" | "3F000") => CheckpointError::NotSetUp { source },
@@ -215,7 +215,8 @@ pub struct Begun {
 }
 
 /// Begins an epoch where the slot stands now, with or without a record before it: at the first use of a slot, after the
-/// history of LSNs has changed, or when a person has accepted a gap. Whatever position the record held is given up.
+/// history of LSNs has changed, or when a person has accepted a gap. Whatever position the record held is given up; but a
+/// record that is being recovered is [`CheckpointError::NoSlot`].
 pub async fn begin(client: &Client, new: Beginning<'_>) -> Result<Begun, CheckpointError> {
     let failed = |source| CheckpointError::from_sql("write", source);
     let timeline = i64::from(new.identity.timeline.unwrap_or(0));
@@ -234,14 +235,22 @@ pub async fn begin(client: &Client, new: Beginning<'_>) -> Result<Begun, Checkpo
     let statement = statement_of(include_str!("../../sql/024_checkpoint_begin.sql"));
     let rows = client.query_typed(&statement, &params).await.map_err(failed)?;
     let row = rows.first().ok_or_else(|| CheckpointError::NoSlot { slot: new.slot.to_owned() })?;
-    let unreadable = |column, value: String| CheckpointError::Unreadable { slot: new.slot.to_owned(), column, value };
-    let confirmed: String = row.try_get(1).map_err(failed)?;
-    let horizon: Option<String> = row.try_get(2).map_err(failed)?;
-    Ok(Begun {
-        epoch: row.try_get(0).map_err(failed)?,
-        confirmed_lsn: confirmed.parse().map_err(|_| unreadable("confirmed_lsn", confirmed))?,
-        horizon: horizon.map(|text| text.parse().map_err(|_| unreadable("horizon", text))).transpose()?,
-    })
+    Begun::from_row(new.slot, row)
+}
+
+impl Begun {
+    /// Epoch, confirmed LSN, horizon.
+    pub(super) fn from_row(slot: &str, row: &Row) -> Result<Begun, CheckpointError> {
+        let failed = |source| CheckpointError::from_sql("write", source);
+        let unreadable = |column, value: String| CheckpointError::Unreadable { slot: slot.to_owned(), column, value };
+        let confirmed: String = row.try_get(1).map_err(failed)?;
+        let horizon: Option<String> = row.try_get(2).map_err(failed)?;
+        Ok(Begun {
+            epoch: row.try_get(0).map_err(failed)?,
+            confirmed_lsn: confirmed.parse().map_err(|_| unreadable("confirmed_lsn", confirmed))?,
+            horizon: horizon.map(|text| text.parse().map_err(|_| unreadable("horizon", text))).transpose()?,
+        })
+    }
 }
 
 /// What became of an LSN that was to be recorded.
@@ -393,7 +402,7 @@ pub async fn make_durable(client: &Client) -> Result<(), CheckpointError> {
     client.query_typed(&statement, &[]).await.map(|_| ()).map_err(failed)
 }
 
-async fn execute(
+pub(super) async fn execute(
     client: &Client,
     statement: &str,
     params: &[(&(dyn ToSql + Sync), Type)],

@@ -360,7 +360,8 @@ fn publication_changed(recorded: &str, now: &str) -> Event {
 
 /// What to do in the state `publication_changed`.
 pub const PUBLICATION_CHANGED_REMEDY: &str = "see with `walpost doctor` whether the publication carries the table as it should; rows committed while it did not \
-     are not in the stream; then `walpost setup --accept-gap` prints what may be missing and goes on from there";
+     are not in the stream; then `walpost recover` publishes them again from the table, or `walpost setup --accept-gap` \
+     prints what may be missing and goes on without them";
 
 /// A statement that failed, or hung.
 #[derive(Debug, thiserror::Error)]

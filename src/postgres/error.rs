@@ -496,7 +496,7 @@ impl StreamError {
     pub fn remedy(&self) -> String {
         match self {
             StreamError::Server(error) if error.sqlstate == "58P01" => {
-                "the WAL that the slot needs is gone: see `walpost doctor`, then `walpost setup --accept-gap`".into()
+                "the WAL that the slot needs is gone: see `walpost doctor`, then `walpost recover`".into()
             }
             // Who and where are settled once a stream runs; no remedy for what can happen then names them.
             StreamError::Server(error) => server_remedy(error, "", ""),

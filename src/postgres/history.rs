@@ -63,8 +63,14 @@ pub enum Verdict {
     Refused { reason: String, remedy: String },
 }
 
-const HEAL: &str = "publish again from the table what consumers miss, if they miss any; `walpost setup --accept-gap` prints what \
-                    may be missing and goes on";
+/// Where a record tells which rows are at risk.
+const HEAL: &str = "`walpost recover` publishes again from the table what may be missing, and goes on without a gap (--dry-run shows \
+                    it first); `walpost setup --accept-gap` prints what may be missing and goes on without it";
+/// Where none does.
+const ACCEPT: &str =
+    "publish again from the table what consumers miss, if they miss any; `walpost setup --accept-gap` goes on";
+const RECOVERING: &str = "if no `walpost recover` is at work, run it again: it starts over, and what it published already repeats; \
+                          `walpost setup --accept-gap` gives it up";
 
 /// Judges by the rules above.
 pub fn judge(seen: &Seen<'_>) -> Verdict {
@@ -72,11 +78,8 @@ pub fn judge(seen: &Seen<'_>) -> Verdict {
         return refused;
     }
     let Some(slot) = seen.slot else { return without_slot(seen) };
-    if let Some(record) = seen.record.filter(|record| record.state == State::Recovering) {
-        return Verdict::Recovering {
-            reason: format!("slot {} is being recovered, since epoch {}", seen.slot_name, record.epoch),
-            remedy: "let the recovery finish; this version of walpost cannot run one itself".into(),
-        };
+    if let Some(recovering) = recovering(seen) {
+        return recovering;
     }
     if let Some(reason) = slot.lost() {
         return Verdict::Lost {
@@ -86,7 +89,7 @@ pub fn judge(seen: &Seen<'_>) -> Verdict {
                 invalidation_advice(reason),
                 at_risk(seen)
             ),
-            remedy: HEAL.into(),
+            remedy: heal(seen),
         };
     }
     let Some(slot_at) = slot.confirmed_flush_lsn else {
@@ -151,11 +154,8 @@ fn ownership(seen: &Seen<'_>) -> Option<Verdict> {
 
 fn without_slot(seen: &Seen<'_>) -> Verdict {
     let name = seen.slot_name;
-    if let Some(record) = seen.record.filter(|record| record.state == State::Recovering) {
-        return Verdict::Recovering {
-            reason: format!("slot {name} is being recovered, since epoch {}", record.epoch),
-            remedy: "let the recovery finish; this version of walpost cannot run one itself".into(),
-        };
+    if let Some(recovering) = recovering(seen) {
+        return recovering;
     }
     if seen.record.is_none() && seen.memory.is_none() {
         return Verdict::NotSetUp {
@@ -168,8 +168,23 @@ fn without_slot(seen: &Seen<'_>) -> Verdict {
             "slot {name} is gone: it was dropped, or did not survive a failover or an upgrade{}",
             at_risk(seen)
         ),
-        remedy: HEAL.into(),
+        remedy: heal(seen),
     }
+}
+
+/// A recovery that is at work, or was cut off.
+fn recovering(seen: &Seen<'_>) -> Option<Verdict> {
+    let record = seen.record.filter(|record| record.state == State::Recovering)?;
+    let by = record.holder.as_ref().map_or(String::new(), |holder| format!(" by {holder}"));
+    let reason = format!(
+        "slot {} is being recovered{by}, or that was cut off; rows that committed after {} may be unpublished",
+        seen.slot_name, record.confirmed_lsn
+    );
+    Some(Verdict::Recovering { reason, remedy: RECOVERING.into() })
+}
+
+fn heal(seen: &Seen<'_>) -> String {
+    if seen.record.is_some() { HEAL.into() } else { ACCEPT.into() }
 }
 
 /// Rules 2 and 3, for a slot that works.
@@ -199,7 +214,7 @@ fn positions(seen: &Seen<'_>, slot_at: Lsn) -> Verdict {
                     {name}, at {slot_at}, has passed over rows",
                     record.confirmed_lsn
                 ),
-                remedy: HEAL.into(),
+                remedy: heal(seen),
             };
         }
     }
@@ -235,7 +250,7 @@ fn positions(seen: &Seen<'_>, slot_at: Lsn) -> Verdict {
                 "slot {name} starts at {slot_at}, after {confirmed}, which was confirmed last{failover}: it was moved \
                 or made anew, and rows that committed between may be missing"
             ),
-            remedy: HEAL.into(),
+            remedy: heal(seen),
         };
     }
     if let (Some(record), Some(fingerprint)) = (seen.record, seen.fingerprint)
@@ -247,7 +262,7 @@ fn positions(seen: &Seen<'_>, slot_at: Lsn) -> Verdict {
                 difference(&record.fingerprint, fingerprint),
                 record.confirmed_lsn
             ),
-            remedy: HEAL.into(),
+            remedy: heal(seen),
         };
     }
     if let Some(old) = old_timeline {

@@ -32,6 +32,7 @@ pub mod fingerprint;
 pub mod history;
 pub mod parked;
 mod passfile;
+pub mod recovery;
 pub mod schema;
 pub mod server;
 pub mod slot;

@@ -1,5 +1,7 @@
 //! `walpost.parked_messages`: what the rules of `parking` set aside, written and read.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
@@ -107,6 +109,13 @@ impl Lot {
             Ok((Unit { topic: topic.into(), key: key.into() }, head))
         });
         Ok(Queues::new(heads.collect::<Result<Vec<_>, ParkedError>>()?, messages, bytes))
+    }
+
+    /// The ids of all parked messages.
+    pub async fn ids(&self, client: &Client) -> Result<HashSet<String>, ParkedError> {
+        let params: [(&(dyn ToSql + Sync), Type); 1] = [(&self.slot, Type::TEXT)];
+        let rows = query(client, "read", include_str!("../../sql/070_parked_ids.sql"), &params).await?;
+        rows.iter().map(|row| get(row, 0)).collect()
     }
 
     /// Commits messages, in this order; those that are there already are left as they are. Then tells up to where the log

@@ -277,9 +277,8 @@ impl Starter {
             Verdict::NotSetUp { reason, remedy } | Verdict::Refused { reason, remedy } => {
                 Err(NotNow::Blocked { reason: reason.clone(), remedy: remedy.clone() })
             }
-            Verdict::Lost { reason, remedy } | Verdict::Recovering { reason, remedy } => {
-                person(State::Lost, reason, remedy)
-            }
+            Verdict::Lost { reason, remedy } => person(State::Lost, reason, remedy),
+            Verdict::Recovering { reason, remedy } => person(State::Recovering, reason, remedy),
             Verdict::Gap { reason, remedy, .. } => person(State::Gap, reason, remedy),
             Verdict::PublicationChanged { reason, remedy } => person(State::PublicationChanged, reason, remedy),
         }

@@ -14,11 +14,18 @@ use crate::postgres::dial::{self, Entry, Login, Socket};
 use crate::postgres::error::{ConnectError, Failure, ServerError};
 use crate::postgres::{Connector, NO_TRANSACTION_TIMEOUT, version_number};
 use crate::source::auth::{log_in, unexpected};
-use crate::source::protocol::{self, Message, ProtocolError, message_bytes, take_message, take_text};
+use crate::source::protocol::{
+    self, MESSAGE_BYTES_MAX, Message, ProtocolError, message_bytes, take_message, take_text,
+};
 use crate::source::stream::Stream;
 
 /// No answer to a command is larger, and what is no Postgres is not trusted with memory.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// A new piece of memory is begun when less than the second is left of the old one, so that reads never get tiny. Rows point
+/// into it, and it is free when the last of them is gone.
+const CHUNK_BYTES: usize = 64 * 1024;
+const ROOM_BYTES_MIN: usize = 8 * 1024;
 
 /// IDENTIFY_SYSTEM and START_REPLICATION wait for nothing on the server.
 const COMMAND_WITHIN: Duration = Duration::from_secs(30);
@@ -39,6 +46,8 @@ pub struct SystemIdentity {
 pub struct Connection {
     wire: Wire,
     identity: Identity,
+    /// What the server said of the query whose rows are being taken; told at the query's end.
+    failure: Option<Failure>,
 }
 
 /// For error texts.
@@ -70,6 +79,37 @@ impl Connection {
     /// server does. After an error of the server the connection is good for more.
     pub async fn simple_query(&mut self, sql: &str) -> Result<Vec<Vec<Option<String>>>, ConnectError> {
         self.wire.query(sql).await.map_err(|failure| self.identity.failed(sql, failure))
+    }
+
+    /// Sends SQL whose rows are then taken with [`Connection::data_row`], all of them. Not to be cancelled.
+    pub(super) async fn send_query(&mut self, sql: &str) -> Result<(), Failure> {
+        self.wire.send("sending a query", |out| frontend::query(sql, out)).await
+    }
+
+    /// The body of the next DataRow, of whatever size Postgres allows; None at the end of the query. Cancel-safe.
+    pub(super) async fn data_row(&mut self) -> Result<Option<Bytes>, Failure> {
+        const DURING: &str = "reading the rows of a query";
+        loop {
+            let message = self.wire.message_up_to(MESSAGE_BYTES_MAX, DURING).await?;
+            match message.tag {
+                b'D' => return Ok(Some(message.body)),
+                b'T' | b'C' | b'I' => {}
+                b'E' => {
+                    let error = ServerError::parse(&message.body);
+                    if matches!(error.severity.as_str(), "FATAL" | "PANIC") {
+                        return Err(Failure::server(error));
+                    }
+                    self.failure = Some(Failure::server(error));
+                }
+                b'Z' => return self.failure.take().map_or(Ok(None), Err),
+                _ => return Err(unexpected(message, "among the rows of a query")),
+            }
+        }
+    }
+
+    /// The error of something that was done over this connection.
+    pub(super) fn failed(&self, operation: &str, failure: Failure) -> ConnectError {
+        self.identity.failed(operation, failure)
     }
 
     /// `170011` for 17.11.
@@ -172,7 +212,7 @@ impl Login for ReplicationLogin<'_> {
             user: entry.address.user.clone(),
             database: entry.address.database.clone(),
         };
-        let mut connection = Connection { wire, identity };
+        let mut connection = Connection { wire, identity, failure: None };
         if connection.server_version() >= 170_000 {
             connection.wire.query(NO_TRANSACTION_TIMEOUT).await?;
         }
@@ -206,14 +246,22 @@ impl Wire {
     /// The next message that is an answer to something. An error of the server is returned as a message: some callers
     /// have to read on after it.
     pub(crate) async fn message(&mut self, during: &'static str) -> Result<Message, Failure> {
+        self.message_up_to(ANSWER_BYTES_MAX, during).await
+    }
+
+    /// The same, with another bound on its size. Cancel-safe: what was read is kept.
+    async fn message_up_to(&mut self, bytes_max: usize, during: &'static str) -> Result<Message, Failure> {
         loop {
-            while message_bytes(&self.buffer, ANSWER_BYTES_MAX)?.is_none_or(|total| self.buffer.len() < total) {
+            while message_bytes(&self.buffer, bytes_max)?.is_none_or(|total| self.buffer.len() < total) {
+                if self.buffer.capacity() - self.buffer.len() < ROOM_BYTES_MIN {
+                    self.buffer.reserve(CHUNK_BYTES);
+                }
                 let count = self.socket.read_buf(&mut self.buffer).await.map_err(|error| Failure::io(during, error))?;
                 if count == 0 {
                     return Err(Failure::Closed(during));
                 }
             }
-            match take_message(&mut self.buffer, ANSWER_BYTES_MAX)? {
+            match take_message(&mut self.buffer, bytes_max)? {
                 Some(Message { tag: b'S', body }) => self.set_parameter(body)?,
                 Some(Message { tag: b'N', body }) => {
                     let notice = ServerError::parse(&body);

@@ -6,6 +6,8 @@
 //!  protocol    frames: XLogData, PrimaryKeepalive, StandbyStatusUpdate   (pure)
 //!  pgoutput    the messages inside XLogData, protocol version 1          (pure)
 //!  decoder     messages → SourceEvents, with the relation cache          (pure)
+//!
+//!  table       rows of the table itself, for what the log no longer has  (I/O)
 //! ```
 
 use std::ops::Range;
@@ -22,6 +24,7 @@ pub mod decoder;
 pub mod pgoutput;
 pub mod protocol;
 pub mod stream;
+pub mod table;
 
 /// What the loop sees of the write-ahead log, in the order of the log.
 #[derive(Clone, Debug)]

@@ -12,6 +12,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::lsn::Lsn;
+use crate::source::Value;
+
+/// The first version whose slots may be marked to be copied to standbys.
+const FAILOVER_SLOTS: u32 = 170_000;
 
 /// Postgres builds no message above 1 GiB (its largest allocation); what is longer is not Postgres, or not in step.
 pub const MESSAGE_BYTES_MAX: usize = (1 << 30) + 1024;
@@ -163,6 +167,26 @@ pub fn data_row(mut body: &[u8]) -> Result<Vec<Option<String>>, ProtocolError> {
         .collect()
 }
 
+/// Where the values of a DataRow lie in it, without copying them.
+pub fn data_row_values(body: &[u8]) -> Result<Vec<Value>, ProtocolError> {
+    let short = |_| ProtocolError::Truncated("DataRow");
+    let mut rest = body;
+    let count = rest.try_get_u16().map_err(short)?;
+    // A value takes at least 4 bytes, so a wrong count cannot make us allocate more than was sent.
+    let mut values = Vec::with_capacity(usize::from(count).min(rest.len() / 4));
+    for _ in 0..count {
+        let length = rest.try_get_i32().map_err(short)?;
+        let Ok(length) = usize::try_from(length) else {
+            values.push(Value::Null);
+            continue;
+        };
+        let start = body.len() - rest.len();
+        (_, rest) = rest.split_at_checked(length).ok_or(ProtocolError::Truncated("DataRow"))?;
+        values.push(Value::Text(start..start + length));
+    }
+    Ok(values)
+}
+
 /// A double-quoted SQL identifier.
 pub fn quote_identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
@@ -178,6 +202,13 @@ pub fn start_replication(slot: &str, publication: &str, at: Lsn) -> String {
         quote_identifier(slot),
         quote_identifier(publication).replace('\'', "''"),
     )
+}
+
+/// The command that makes a pgoutput slot whose consistent point is the snapshot of the transaction in which it runs: that
+/// transaction then sees what committed before that point and nothing else. `version` is the server's.
+pub fn create_slot_with_snapshot(slot: &str, version: u32) -> String {
+    let options = if version >= FAILOVER_SLOTS { "(SNAPSHOT 'use', FAILOVER)" } else { "USE_SNAPSHOT" };
+    format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote_identifier(slot))
 }
 
 /// The time that Postgres writes as microseconds since 2000-01-01. What no clock can show becomes the epoch itself.
@@ -314,6 +345,15 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_is_copied_to_standbys_where_the_version_can() {
+        assert_eq!(
+            create_slot_with_snapshot("relay_1", 160_000),
+            "CREATE_REPLICATION_SLOT \"relay_1\" LOGICAL pgoutput USE_SNAPSHOT"
+        );
+        assert!(create_slot_with_snapshot("relay_1", 170_000).ends_with("(SNAPSHOT 'use', FAILOVER)"));
+    }
+
+    #[test]
     fn a_row_knows_null_from_empty() {
         let mut body = 3_u16.to_be_bytes().to_vec();
         body.extend((-1_i32).to_be_bytes());
@@ -322,6 +362,8 @@ mod tests {
         body.extend(b"hi");
         assert_eq!(data_row(&body).unwrap(), [None, Some(String::new()), Some("hi".to_owned())]);
         assert!(data_row(&body[..body.len() - 1]).is_err());
+        assert_eq!(data_row_values(&body).unwrap(), [Value::Null, Value::Text(10..10), Value::Text(14..16)]);
+        assert!(data_row_values(&body[..body.len() - 1]).is_err());
     }
 
     proptest! {
@@ -329,6 +371,7 @@ mod tests {
         fn no_bytes_make_the_parsers_panic(bytes: Vec<u8>) {
             let _ = Frame::parse(bytes.clone().into());
             let _ = data_row(&bytes);
+            let _ = data_row_values(&bytes);
             let _ = take_text(&mut &bytes[..]);
             let mut buffer = BytesMut::from(&bytes[..]);
             while let Ok(Some(message)) = take_message(&mut buffer, MESSAGE_BYTES_MAX) {

@@ -15,6 +15,7 @@ mod no_repeats_without_a_crash;
 mod nothing_is_lost;
 mod parked;
 mod record_first;
+mod recover;
 mod setting_up;
 mod shutdown_never_waits;
 mod sigterm_leaves_nothing_to_repeat;

@@ -6,6 +6,7 @@ mod doctor;
 mod place;
 mod parked;
 mod record;
+mod recovery;
 mod setup;
 mod slot;
 mod teardown;

@@ -17,6 +17,7 @@ const LAYERS: &[(&str, usize)] = &[
     ("source::connection", 2),
     ("source::stream", 2),
     ("source::auth", 2),
+    ("source::table", 2),
     ("sink", 2),
     ("postgres", 2),
     ("telemetry", 2),

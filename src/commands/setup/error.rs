@@ -56,6 +56,8 @@ pub enum SetupError {
     SlotBeforePublication { slot: String, publication: String },
     #[error("slot {slot} is held by {holder}; stop that first")]
     SlotHeld { slot: String, holder: String },
+    #[error("slot {slot} is being recovered by {holder}; let that finish, or end it first")]
+    AtWork { slot: String, holder: String },
     #[error("role {role} does not exist; run CREATE ROLE {role} LOGIN REPLICATION PASSWORD '...' first")]
     NoRole { role: String },
     #[error("could not write the output")]
@@ -76,7 +78,10 @@ impl SetupError {
             | SetupError::Refused { .. }
             | SetupError::NoRole { .. } => 78,
             SetupError::Decide { .. } | SetupError::SlotBeforePublication { .. } => 100,
-            SetupError::Standby | SetupError::NoSlotLeft { .. } | SetupError::SlotHeld { .. } => 75,
+            SetupError::Standby
+            | SetupError::NoSlotLeft { .. }
+            | SetupError::SlotHeld { .. }
+            | SetupError::AtWork { .. } => 75,
             SetupError::Output(_) => 75,
             SetupError::Catalog(error) => by_sqlstate(error.sqlstate()),
             SetupError::Checkpoint(error) => by_sqlstate(error.sqlstate()),

@@ -8,6 +8,7 @@ use crate::error_text::ErrorText as _;
 use crate::postgres::Client;
 use crate::postgres::catalog;
 use crate::postgres::history::Verdict;
+use crate::postgres::recovery;
 use crate::postgres::slot::SlotFacts;
 
 /// A gap that a person has accepted.
@@ -33,7 +34,16 @@ pub(super) async fn decide(
     let older_than_publication = found.slot.is_some() && found.publication.is_none();
     let (accepted, reason) = match found.verdict(config) {
         Verdict::Refused { reason, remedy } => return Err(SetupError::Refused { reason, remedy }),
-        Verdict::Recovering { reason, remedy } => return Err(SetupError::Decide { reason, remedy }),
+        Verdict::Recovering { reason, remedy } if !options.accept_gap => {
+            return Err(SetupError::Decide { reason, remedy });
+        }
+        Verdict::Recovering { reason, .. } => {
+            // The lock stays with this session until it ends, so that no recovery begins meanwhile.
+            if let Some(holder) = recovery::lock(client, slot).await? {
+                return Err(SetupError::AtWork { slot: slot.to_owned(), holder });
+            }
+            (Accepted::Anew, reason)
+        }
         Verdict::FirstUse { .. } if older_than_publication && !options.accept_gap => {
             let publication = config.postgres.publication.clone();
             return Err(SetupError::SlotBeforePublication { slot: slot.to_owned(), publication });
@@ -69,6 +79,9 @@ pub(super) async fn decide(
     }
     writeln!(out, "accepted: {reason}")?;
     tell_what_may_be_missing(client, found, out).await?;
+    if recovery::is_under_way(found.record.as_ref()) {
+        recovery::give_up(client, slot).await?;
+    }
     Ok(Some(accepted))
 }
 
