@@ -7,3 +7,4 @@ GRANT SELECT ON TABLE outbox_messages TO relay; -- streaming does not read the t
 GRANT USAGE ON SCHEMA walpost TO relay;
 GRANT SELECT ON TABLE walpost.schema_version TO relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE walpost.checkpoint TO relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE walpost.parked_messages TO relay;

@@ -12,6 +12,12 @@ use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand}
 use crate::config::settings::{self, Kind};
 use crate::config::{self, ConfigErrors, Environment, Given, Loaded, Needs, Secret};
 
+mod parked;
+mod recover;
+
+pub use parked::{ParkedArgs, ParkedCommand, WhichParked};
+pub use recover::RecoverArgs;
+
 /// What the process ends with.
 pub mod exit {
     /// Done, or drained.
@@ -102,6 +108,13 @@ pub enum Command {
     /// table was read. Cut off at any moment, it starts over when it is run again. Rows that were deleted from the table
     /// before cannot be healed.
     Recover(RecoverArgs),
+    /// Messages that could not be sent: list them, show one, publish or discard them
+    ///
+    /// What cannot be sent as it is (too large, refused by the topic, a row that makes no record) is set aside in
+    /// walpost.parked_messages, and later messages of the same topic and key wait behind it. `retry` and `discard` leave a
+    /// wish there, which the running relay follows within a second or two: it alone publishes, in order.
+    #[command(subcommand_required = true, arg_required_else_help = true)]
+    Parked(ParkedArgs),
     /// Drop slot and publication; refuses while a relay uses the slot
     Teardown(TeardownArgs),
     /// Check, show or print the settings, without connecting to anything
@@ -169,28 +182,6 @@ pub struct StatusArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct RecoverArgs {
-    /// Show what would be published, and change nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Do not ask
-    #[arg(long)]
-    pub yes: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Publish every row of the table, where nothing tells which are at risk
-    #[arg(long)]
-    pub all_rows: bool,
-    /// This cluster was made of the recorded one by pg_upgrade: its transaction ids go on
-    #[arg(long)]
-    pub after_pg_upgrade: bool,
-    /// Leave out rows whose published_at is set; only where nothing but a relay sets it
-    #[arg(long)]
-    pub unmarked_only: bool,
 }
 
 #[derive(Clone, Debug, Default, Args)]
@@ -341,7 +332,7 @@ impl Cli {
         match &self.command {
             Command::Run(_) | Command::Doctor(_) | Command::Recover(_) => Needs { postgres: true, kafka: true },
             Command::Setup(args) => Needs { postgres: !args.print, kafka: false },
-            Command::Status(_) | Command::Teardown(_) => Needs { postgres: true, kafka: false },
+            Command::Status(_) | Command::Parked(_) | Command::Teardown(_) => Needs { postgres: true, kafka: false },
             Command::Config(args) => match args.command {
                 // As `run` would need them.
                 ConfigCommand::Check(_) => Needs { postgres: true, kafka: true },

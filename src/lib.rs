@@ -24,6 +24,7 @@ pub mod outbox;
 pub mod router;
 pub mod sink;
 pub mod ack;
+pub mod parking;
 pub mod relay;
 pub mod postgres;
 pub mod telemetry;

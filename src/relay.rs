@@ -28,6 +28,7 @@ use crate::sink::KafkaSink;
 use crate::telemetry::{EndStatus, State, Target, Telemetry, TopicMetrics};
 
 pub mod condition;
+pub mod dead_letter;
 pub mod republish;
 pub mod session;
 pub mod shutdown;
@@ -270,6 +271,11 @@ impl Relay {
                      start, which may repeat some that it did receive"
                 );
                 return Ok(None);
+            }
+            End::RoomAgain => {
+                let reason = "somebody has decided on parked messages: there may be room again".to_owned();
+                self.telemetry.set_state(State::Starting, reason, "");
+                RETRY.0
             }
             End::Stopped => {
                 let status = self.telemetry.status();

@@ -60,6 +60,11 @@ impl Record {
         format!("key {key}, topic {:?}, {}, a payload of {bytes} bytes", &*self.topic, headers.join(", "))
     }
 
+    /// The first header of this name that has a value.
+    pub fn header(&self, name: &str) -> Option<&Bytes> {
+        self.headers.iter().find(|header| &*header.name == name)?.value.as_ref()
+    }
+
     /// The whole record as a JSON object on one line, as [`crate::outbox::row_json`].
     pub fn to_json(&self) -> String {
         let headers = self.headers.iter().map(|header| (&*header.name, header.value.as_deref()));
@@ -261,17 +266,15 @@ impl Router {
             return Ok(Routed::Skip(SkipReason::NullPayload));
         }
         let binding = bound(&self.bindings, row);
-        let partition_hash = match &message.aggregate_id {
-            Some(key) if !key.is_empty() => partition::hash(self.partitioner, key),
-            // There is no earlier producer whose placement could be kept, so the partitioner's setting has no say.
-            _ if self.on_null_key == OnNullKey::Allow => partition::murmur2(&message.message_id),
-            key => return Err(null_key(&binding.key_column, key.is_some())),
-        };
+        if message.aggregate_id.as_ref().is_none_or(Bytes::is_empty) && self.on_null_key == OnNullKey::Error {
+            return Err(null_key(&binding.key_column, message.aggregate_id.is_some()));
+        }
         if message.payload.is_none() && self.on_null_payload == OnNullPayload::Error {
             return Err(null_payload(&binding.payload_column));
         }
         let topic = topic_name(binding, &self.template, &mut self.topics, &mut self.scratch, message, row)?;
         let headers = self.own.write(binding, &mut self.header_names, message, row, read)?;
+        let partition_hash = self.partition_hash(message.aggregate_id.as_ref(), &message.message_id);
         Ok(Routed::Publish(Record {
             topic,
             key: message.aggregate_id.clone(),
@@ -279,6 +282,47 @@ impl Router {
             headers,
             partition_hash,
         }))
+    }
+
+    /// The hash that chooses the partition of a key; without one, of the message's id.
+    pub fn partition_hash(&self, key: Option<&Bytes>, message_id: &[u8]) -> u32 {
+        match key {
+            Some(key) if !key.is_empty() => partition::hash(self.partitioner, key),
+            // There is no earlier producer whose placement could be kept, so the partitioner's setting has no say.
+            _ => partition::murmur2(message_id),
+        }
+    }
+
+    /// What is known of a message that has no record: for the dead letters. The topic is empty where none can be told; the
+    /// value is the payload, else the whole row.
+    pub fn as_it_is(&mut self, row: &Row, message: Option<&OutboxMessage>, token: Token) -> Record {
+        self.bare(row, message, ReadFrom::Log(token))
+    }
+
+    /// The same of a row of the table.
+    pub fn as_it_is_in_the_table(&mut self, row: &Row, message: Option<&OutboxMessage>, origin: Origin) -> Record {
+        self.bare(row, message, ReadFrom::Table(origin))
+    }
+
+    fn bare(&mut self, row: &Row, message: Option<&OutboxMessage>, read: ReadFrom) -> Record {
+        let topic = message.and_then(|message| self.topic(message, row).ok()).unwrap_or_else(|| "".into());
+        let id = message.map(|message| message.message_id.clone());
+        let mut headers = Vec::new();
+        if let (Some(name), Some(id)) = (&self.own.id, &id) {
+            headers.push(Header { name: name.clone(), value: Some(id.clone()) });
+        }
+        let (name, value) = match read {
+            ReadFrom::Log(token) => (&self.own.token, token.to_bytes()),
+            ReadFrom::Table(origin) => (&self.own.origin, Bytes::from_static(origin.as_str().as_bytes())),
+        };
+        if let Some(name) = name {
+            headers.push(Header { name: name.clone(), value: Some(value) });
+        }
+        let key = message.and_then(|message| message.aggregate_id.clone());
+        let partition_hash = self.partition_hash(key.as_ref(), id.as_deref().unwrap_or_default());
+        let payload = message.and_then(|message| message.payload.clone());
+        let value = payload.unwrap_or_else(|| Bytes::from(row.to_json()));
+        Record { topic, key, value: Some(value), headers, partition_hash }
     }
 
     /// The topic alone, for what is told about a message that has no record.

@@ -134,8 +134,7 @@ fn without_relay(config: &Config, silence: &Silence, found: Option<(SlotStatus, 
     let (reason, remedy) = if slot.wal_status == Some(WalStatus::Lost) {
         (
             format!("{silence}. The slot is lost"),
-            "`walpost recover` publishes again what may be missing and makes a new one (`walpost setup --accept-gap` makes one \
-             without that); then start the relay with `walpost run`.",
+            "`walpost setup --accept-gap` prints what may be missing and makes a new one; then start the relay with `walpost run`.",
         )
     } else if slot.active == Some(true) {
         (
@@ -216,12 +215,15 @@ mod tests {
                 event_type: "eventType".into(),
                 token: "token".into(),
                 created_at: String::new(),
-                origin: String::new(),
+                origin: "origin".into(),
                 columns: BTreeMap::new(),
             },
             preset: None,
+            read_back: true,
             on_poison: config::OnPoison::Stop,
             on_route_error: config::OnRouteError::Wait,
+            parked: config::Parked { max_rows: 10, max_bytes: 1000 },
+            dead_letter: config::DeadLetter { topic: "dead".into() },
             on_null_payload: config::OnNullPayload::Error,
             on_null_key: config::OnNullKey::Error,
             window: config::Window { messages: 1, bytes: 1 },

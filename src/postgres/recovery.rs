@@ -35,12 +35,12 @@ pub const MARK: &str = "published_at";
 pub async fn lock(client: &Client, slot: &str) -> Result<Option<String>, CatalogError> {
     let what = "the lock of the recovery";
     let read = |source| CatalogError::Read { what, source };
-    let statement = statement_of(include_str!("../../sql/060_recovery_lock.sql"));
+    let statement = statement_of(include_str!("../../sql/080_recovery_lock.sql"));
     let rows = client.query_typed(&statement, &[(&slot, Type::TEXT)]).await.map_err(read)?;
     if rows.first().map_or(Ok(false), |row| row.try_get(0)).map_err(read)? {
         return Ok(None);
     }
-    let statement = include_str!("../../sql/061_recovery_lock_holder.sql");
+    let statement = include_str!("../../sql/081_recovery_lock_holder.sql");
     let holder: Option<Holder> = catalog::json(client, statement, &[(&slot, Type::TEXT)], what).await?;
     Ok(Some(holder.map_or("a session that has just ended".to_owned(), |holder| holder.to_string())))
 }
@@ -50,7 +50,7 @@ pub async fn begin(client: &Client, record: &Checkpoint, holder: &str) -> Result
     let confirmed = record.confirmed_lsn.to_string();
     let params: [(&(dyn ToSql + Sync), Type); 4] =
         [(&record.slot_name, Type::TEXT), (&record.epoch, Type::INT8), (&confirmed, Type::TEXT), (&holder, Type::TEXT)];
-    execute(client, include_str!("../../sql/062_recovery_begin.sql"), &params).await
+    execute(client, include_str!("../../sql/082_recovery_begin.sql"), &params).await
 }
 
 /// What the record holds after a recovery.
@@ -85,21 +85,21 @@ pub async fn finish(client: &Client, new: Recovered<'_>) -> Result<Option<Begun>
         (&new.kafka_cluster_id, Type::TEXT),
         (&new.fingerprint, Type::TEXT),
     ];
-    let statement = statement_of(include_str!("../../sql/063_recovery_finish.sql"));
+    let statement = statement_of(include_str!("../../sql/083_recovery_finish.sql"));
     let rows = client.query_typed(&statement, &params).await.map_err(failed)?;
     rows.first().map(|row| Begun::from_row(slot, row)).transpose()
 }
 
 /// Ends the state `recovering` without a recovery. False: it was not that.
 pub async fn give_up(client: &Client, slot: &str) -> Result<bool, CheckpointError> {
-    execute(client, include_str!("../../sql/064_recovery_give_up.sql"), &[(&slot, Type::TEXT)]).await
+    execute(client, include_str!("../../sql/084_recovery_give_up.sql"), &[(&slot, Type::TEXT)]).await
 }
 
 /// The id of the next transaction, in the 64 bits that do not wrap.
 pub async fn next_transaction(client: &Client) -> Result<u64, CatalogError> {
     let what = "the next transaction's id";
     let read = |source| CatalogError::Read { what, source };
-    let statement = statement_of(include_str!("../../sql/067_next_transaction.sql"));
+    let statement = statement_of(include_str!("../../sql/087_next_transaction.sql"));
     let rows = client.query_typed(&statement, &[]).await.map_err(read)?;
     let text: String = rows.first().ok_or(CatalogError::Missing { what })?.try_get(0).map_err(read)?;
     text.parse().map_err(|_| CatalogError::Missing { what })
@@ -110,7 +110,7 @@ pub type Storage = BTreeMap<u32, Option<u32>>;
 
 pub async fn storage(client: &Client, table_oid: u32) -> Result<Storage, CatalogError> {
     let read = |source| CatalogError::Read { what: "the table's files", source };
-    let statement = statement_of(include_str!("../../sql/068_storage.sql"));
+    let statement = statement_of(include_str!("../../sql/088_storage.sql"));
     let rows = client.query_typed(&statement, &[(&table_oid, Type::OID)]).await.map_err(read)?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_, _>>().map_err(read)
 }
@@ -135,7 +135,7 @@ pub struct StreamedColumn {
 /// All columns of the table.
 pub async fn columns(client: &Client, table_oid: u32) -> Result<Vec<StreamedColumn>, CatalogError> {
     let what = "the table's columns";
-    let statement = include_str!("../../sql/065_streamed_columns.sql");
+    let statement = include_str!("../../sql/085_streamed_columns.sql");
     let columns = catalog::json(client, statement, &[(&table_oid, Type::OID)], what).await?;
     columns.ok_or(CatalogError::Missing { what })
 }
@@ -265,7 +265,7 @@ impl Selection<'_> {
         let (columns, conditions, table) = (columns.join(", "), conditions.join(" AND "), self.table.sql());
         let words: [(&str, &str); 4] =
             [("columns", &columns), ("outbox_messages", &table), ("conditions", &conditions), ("ordering", &order)];
-        fill(include_str!("../../sql/066_rows_of_the_table.sql"), &words)
+        fill(include_str!("../../sql/086_rows_of_the_table.sql"), &words)
     }
 }
 

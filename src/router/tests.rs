@@ -31,12 +31,15 @@ pub fn config() -> Config {
             event_type: "eventType".to_owned(),
             token: "token".to_owned(),
             created_at: String::new(),
-            origin: "origin".to_owned(),
+            origin: "origin".into(),
             columns: BTreeMap::new(),
         },
         preset: None,
+        read_back: true,
         on_poison: OnPoison::Stop,
         on_route_error: OnRouteError::Wait,
+        parked: config::Parked { max_rows: 10, max_bytes: 1000 },
+        dead_letter: config::DeadLetter { topic: "dead".into() },
         on_null_payload: OnNullPayload::Error,
         on_null_key: OnNullKey::Error,
         window: config::Window { messages: 50_000, bytes: 32 << 20 },
@@ -139,31 +142,6 @@ fn names_of_headers_are_settable_and_an_empty_name_switches_one_off() {
         headers(&record),
         [some("message_id", "u-1"), some("at", "2026"), some("a", "order"), ("z".to_owned(), None), some("id", "free")]
     );
-}
-
-#[test]
-fn a_row_of_the_table_has_the_record_of_the_stream_with_its_origin_for_a_token() {
-    let (config, values) = (config(), usual(&[("headers", br#"{"traceparent": "00-ab"}"#)]));
-    let streamed = record_in(&config, &WALPOST, &values);
-    let relation = relation(&WALPOST);
-    let mapping = Mapping::resolve(&relation, &config.columns, None).unwrap();
-    let mut router = Router::new(&config).unwrap();
-    router.bind(&relation, &mapping).unwrap();
-    let row = row(&relation, &values);
-    let routed = router.route_from_table(&mapping.message(&row).unwrap(), &row, Origin::Recover).unwrap();
-    let Routed::Publish(mut read) = routed else { panic!("expected a record: {routed:?}") };
-    assert_eq!(headers(&read)[2], some("origin", "recover"));
-    read.headers[2] = streamed.headers[2].clone();
-    assert_eq!(read, streamed);
-}
-
-#[test]
-fn no_row_may_claim_an_origin() {
-    assert_eq!(poison(&usual(&[("headers", br#"{"origin": "here"}"#)])).reason, PoisonReason::ReservedHeader);
-    let mut config = config();
-    config.headers.origin = "walpost-origin".to_owned();
-    let record = record_in(&config, &WALPOST, &usual(&[("headers", br#"{"origin": "here"}"#)]));
-    assert_eq!(headers(&record)[3], some("origin", "here"));
 }
 
 #[test]

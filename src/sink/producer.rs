@@ -21,6 +21,7 @@ use crate::router::{Header, Record};
 use crate::sink::client::Produce;
 use crate::sink::librarian::Answer;
 use crate::sink::properties::{self, Kind};
+use crate::sink::tail::TailAnswer;
 
 /// What wakes the loop.
 #[derive(Default)]
@@ -38,6 +39,7 @@ pub struct Inbox {
     /// Generations whose producer is gone, with all its reports before this.
     pub dropped: Vec<u32>,
     pub answers: Vec<Answer>,
+    pub tails: Vec<TailAnswer>,
     /// The newest error of a connection.
     pub error: Option<String>,
     pub all_brokers_down: bool,
@@ -61,6 +63,7 @@ impl Mailbox {
         into.failed.clear();
         into.dropped.clear();
         into.answers.clear();
+        into.tails.clear();
         into.error = None;
         into.all_brokers_down = false;
         mem::swap(&mut *self.lock(), into);
@@ -81,6 +84,8 @@ pub struct FailedReport {
     pub sentence: Option<String>,
     /// The record may have been stored all the same.
     pub possibly_persisted: bool,
+    /// librdkafka calls it delivered, and only infers so: later ones of its partition may be stored without it.
+    pub inferred: bool,
     pub record: Record,
 }
 
@@ -135,7 +140,7 @@ impl ClientContext for Context {
 }
 
 /// Without how long it took and how often it was suppressed: those change while the error does not.
-fn without_counts(reason: &str) -> &str {
+pub fn without_counts(reason: &str) -> &str {
     reason.split_once(" (after ").map_or(reason, |(error, _)| error)
 }
 
@@ -157,6 +162,7 @@ impl ProducerContext for Context {
                     code: RDKafkaErrorCode::OutOfOrderSequenceNumber,
                     sentence: Some("it was acknowledged without an offset, so it may not be stored".to_owned()),
                     possibly_persisted: true,
+                    inferred: true,
                     record: record_of(message),
                 };
                 self.mailbox.put(|inbox| inbox.failed.push(report));
@@ -168,6 +174,7 @@ impl ProducerContext for Context {
                     code: error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown),
                     sentence: sentence(message),
                     possibly_persisted: possibly_persisted(message),
+                    inferred: false,
                     record: record_of(message),
                 };
                 self.mailbox.put(|inbox| inbox.failed.push(report));

@@ -91,6 +91,17 @@ impl TopicBook {
         }
     }
 
+    /// Whether a record of this weight may be larger than the topic takes.
+    pub fn may_refuse(&self, id: TopicId, weight: usize) -> bool {
+        match self.list.get(id.0 as usize).map(|topic| &topic.state) {
+            Some(TopicState::Known(facts)) => {
+                // A batch has a header of its own.
+                facts.max_message_bytes.is_some_and(|limit| weight + 128 > limit)
+            }
+            _ => false,
+        }
+    }
+
     /// The partition count, if records may go to the topic now.
     pub fn ready(&mut self, id: TopicId, out: usize, now: Instant, client: &dyn Client) -> Result<u32, NotReady> {
         let batch_size = self.batch_size;
@@ -186,16 +197,8 @@ impl TopicBook {
 
     /// The brokers do not have a topic that records are out for.
     pub fn missing(&mut self, name: &Arc<str>, now: Instant) {
-        let id = self.id(name);
-        self.blocked = Some(id);
-        if let Some(topic) = self.list.get_mut(id.0 as usize)
-            && topic.trouble.is_none()
-        {
-            let code = RDKafkaErrorCode::UnknownTopicOrPartition;
-            let text = "it is gone: it was there before".to_owned();
-            tracing::warn!(topic = &*topic.name, "the topic {:?} takes no records: {text}", &*topic.name);
-            topic.trouble = Some(Trouble { code, text, since: now, refused_since: Some(now), attempts: 0 });
-        }
+        let gone = "it is gone: it was there before".to_owned();
+        self.problem(name, RDKafkaErrorCode::UnknownTopicOrPartition, Some(gone), now);
     }
 
     /// The topic that feeding waits for, if it is known what is wrong with it.

@@ -3,6 +3,7 @@
 
 mod a_message_that_cannot_be_sent;
 mod documents;
+mod effectively_once;
 mod exactly_the_committed_rows;
 mod first_errors;
 mod idle_slot_advances;
@@ -11,6 +12,7 @@ mod kit;
 mod memory_is_bounded;
 mod no_repeats_without_a_crash;
 mod nothing_is_lost;
+mod parked;
 mod record_first;
 mod recover;
 mod setting_up;

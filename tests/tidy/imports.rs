@@ -13,6 +13,7 @@ const LAYERS: &[(&str, usize)] = &[
     ("outbox", 1),
     ("router", 1),
     ("ack", 1),
+    ("parking", 1),
     ("source::connection", 2),
     ("source::stream", 2),
     ("source::auth", 2),

@@ -5,11 +5,12 @@ use crate::commands::setup::{by_kind, by_sqlstate};
 use crate::names::TableNameError;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::checkpoint::CheckpointError;
+use crate::postgres::parked::ParkedError;
 use crate::postgres::recovery::Untold;
 use crate::postgres::schema::{ColumnsError, TableProblem};
 use crate::postgres::slot::{OpenTransaction, SlotError};
 use crate::postgres::{AddressError, ConnectError};
-use crate::relay::republish::{PublishError, UnfitError};
+use crate::relay::republish::PublishError;
 use crate::sink::SettingsRefused;
 
 /// See the module.
@@ -32,9 +33,9 @@ pub enum RecoverError {
     #[error("the settings do not fit the table")]
     Columns(#[from] ColumnsError),
     #[error(transparent)]
-    Unfit(#[from] UnfitError),
-    #[error(transparent)]
     Catalog(#[from] CatalogError),
+    #[error(transparent)]
+    Parked(#[from] ParkedError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
@@ -110,7 +111,6 @@ impl RecoverError {
             | RecoverError::TableName(_)
             | RecoverError::Table(_)
             | RecoverError::Columns(_)
-            | RecoverError::Unfit(_)
             | RecoverError::NoRecord { .. }
             | RecoverError::Refused { .. } => exit::CONFIGURATION,
             RecoverError::Connect(error) => by_kind(error.kind()),
@@ -119,13 +119,16 @@ impl RecoverError {
             RecoverError::Signals(_) => exit::BUG,
             RecoverError::Catalog(error) => by_sqlstate(error.sqlstate()),
             RecoverError::Checkpoint(error) => by_sqlstate(error.sqlstate()),
+            RecoverError::Parked(error) => by_sqlstate(error.sqlstate()),
             RecoverError::Slot(error) => by_sqlstate(error.sqlstate()),
             RecoverError::Untold { .. } => exit::DECISION,
             RecoverError::Publish(error) => match error {
                 PublishError::Read(error) => later(error),
-                PublishError::Unsendable(_) | PublishError::Refused { .. } | PublishError::Topic { .. } => {
-                    exit::DECISION
-                }
+                PublishError::Unsendable(_)
+                | PublishError::Refused { .. }
+                | PublishError::Topic { .. }
+                | PublishError::Full { .. } => exit::DECISION,
+                PublishError::Parked(error) => by_sqlstate(error.sqlstate()),
                 PublishError::Sink(_) => exit::TEMPORARY,
             },
             RecoverError::NoMark | RecoverError::NotConfirmed => exit::USAGE,
@@ -161,7 +164,10 @@ impl RecoverError {
             )),
             PublishError::Topic { remedy, .. } => Some(remedy.clone()),
             PublishError::Read(error) => Some(error.remedy()),
-            PublishError::Sink(_) => None,
+            PublishError::Full { .. } => Some(
+                "see what is parked (walpost parked list), or raise parked.max_rows and parked.max_bytes".to_owned(),
+            ),
+            PublishError::Parked(_) | PublishError::Sink(_) => None,
         }
     }
 }

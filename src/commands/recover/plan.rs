@@ -35,7 +35,7 @@ pub(super) struct Found {
 pub(super) enum Outcome {
     /// The slot is sound; who reads it.
     Healthy(String),
-    Heal(Plan),
+    Heal(Box<Plan>),
 }
 
 /// Which rows are published, and why.
@@ -162,7 +162,7 @@ impl Found {
             unmarked_only: options.unmarked_only,
         };
         let select = selection.sql();
-        Ok(Outcome::Heal(Plan {
+        Ok(Outcome::Heal(Box::new(Plan {
             reason,
             interrupted,
             record,
@@ -171,7 +171,7 @@ impl Found {
             select,
             row_filter,
             mark,
-        }))
+        })))
     }
 
     /// The column of the field `id`, if a sequence fills it. It need not be published.

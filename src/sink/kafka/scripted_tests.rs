@@ -92,14 +92,40 @@ async fn no_row_is_lost_or_passed_where_a_new_partition_refuses_its_first_batch(
     assert_eq!(script.sink.take_rebuilds(), [""; 0], "librdkafka's own retry is enough");
 }
 
+/// librdkafka reports success then, and the broker has stored nothing.
+const NOT_STORED: Refused = Refused::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER;
+
 #[tokio::test]
 async fn no_row_is_lost_that_is_acknowledged_without_an_offset() {
     let mut script = Script::new();
     script.deliver(5).await;
-    // librdkafka reports success then, and the broker has stored nothing.
-    script.broker.refuse_produce(&[Refused::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER]);
-    script.deliver(20).await;
-    script.stored(25).await;
+    script.broker.refuse_produce(&[NOT_STORED]);
+    script.deliver(1).await;
+    assert_eq!(script.stored(6).await, Vec::from_iter(0..6));
+}
+
+#[tokio::test]
+async fn a_row_that_later_ones_of_its_partition_have_passed_is_never_fed_behind_them() {
+    let mut script = Script::new();
+    script.deliver(5).await;
+    script.broker.refuse_produce(&[NOT_STORED]);
+    let until = script.next + 20;
+    let mut deliveries = Vec::new();
+    let fault = async {
+        while script.sink.fault().is_none() {
+            let _ = timeout(Duration::from_millis(5), script.sink.woken()).await;
+            script.sink.turn(Instant::now(), &mut deliveries);
+            while script.next < until
+                && script.sink.send(Ticket(script.next), record(script.next), Instant::now()).is_ok()
+            {
+                script.next += 1;
+            }
+        }
+    };
+    timeout(WITHIN, fault).await.expect("a fault, by which the session starts over");
+    let delivered = |delivery: &Delivery| matches!(delivery, Delivery::Delivered { ticket, .. } if ticket.0 == 5);
+    assert!(!deliveries.iter().any(delivered), "it counts as delivered");
+    assert!(!script.stored(5).await.contains(&5));
 }
 
 #[tokio::test]

@@ -164,7 +164,7 @@ fn a_row_that_cannot_be_published_stops_it_until_it_is_corrected() {
     sql.execute(&format!("update outbox_messages set headers = '[]' where message_id = '{id}'"));
     let seen = json(&scene.walpost("recover --dry-run --json").succeeds(seconds(30)));
     assert_eq!((&seen["rows"], &seen["unsendable"]), (&Value::from(99), &Value::from(1)), "{seen}");
-    let stopped = scene.walpost("recover --yes").output(seconds(60));
+    let stopped = scene.walpost("recover --yes").env("WALPOST_ON_POISON", "stop").output(seconds(60));
     assert_eq!(stopped.code, 100, "{}", stopped.stderr);
     assert!(stopped.stderr.contains(id) && stopped.stderr.contains("correct the row"), "{}", stopped.stderr);
     let headers: serde_json::Map<_, _> = expected[40]
