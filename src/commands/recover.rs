@@ -24,7 +24,7 @@ use crate::postgres::checkpoint::{self, Begun, State};
 use crate::postgres::parked::{self, Lot, ParkedError};
 use crate::postgres::recovery::{self, Recovered};
 use crate::postgres::slot::{self, SlotFacts};
-use crate::postgres::{Client, ConnectError, Connector, catalog, fingerprint};
+use crate::postgres::{Client, ConnectError, Connector, ErrorKind, catalog, fingerprint};
 use crate::relay::republish::{Asides, Parked, Preparer, Tally, publish};
 use crate::relay::shutdown::Shutdown;
 use crate::router::Origin;
@@ -183,7 +183,7 @@ async fn preview(
 ) -> Result<(Report, Option<String>), RecoverError> {
     let mut reader = TableReader::connect(connector, APPLICATION_NAME).await.map_err(replication)?;
     reader.begin().await.map_err(replication)?;
-    reader.open(&plan.select, plan.relation.clone()).await.map_err(replication)?;
+    reader.open(&plan.select, plan.relation.clone()).await.map_err(|error| reading(found, error))?;
     let mut preparer = Preparer::new(config, &plan.relation, Origin::Recover, parked)?;
     let (mut unsendable, mut first) = (0, None);
     while !reader.is_at_end() {
@@ -250,6 +250,16 @@ fn replication(error: ConnectError) -> RecoverError {
     RecoverError::Replication(Box::new(error))
 }
 
+/// A role may not read the table, or row security would leave rows out for it.
+fn reading(found: &Found, error: ConnectError) -> RecoverError {
+    match (error.kind(), error.failure()) {
+        (ErrorKind::NotPermitted, Some(failure)) => {
+            RecoverError::Unreadable { table: found.table.sql(), failure: failure.to_string() }
+        }
+        _ => replication(error),
+    }
+}
+
 struct Recovery<'a> {
     config: &'a Config,
     options: RecoverOptions,
@@ -283,7 +293,7 @@ impl Recovery<'_> {
         reader.begin().await.map_err(replication)?;
         self.patiently("for a lock on the table", reader.open(&plan.select, plan.relation.clone()))
             .await
-            .map_err(replication)?;
+            .map_err(|error| reading(&found, error))?;
         reader.end().await.map_err(replication)?;
 
         let quiet_until = Instant::now() + if plan.record.state == State::SignedOff { Duration::ZERO } else { QUIET };
@@ -307,7 +317,7 @@ impl Recovery<'_> {
         );
         self.patiently("for a lock on the table", reader.open(&plan.select, plan.relation.clone()))
             .await
-            .map_err(replication)?;
+            .map_err(|error| reading(&found, error))?;
         // From here on the transaction has a lock on the table that keeps it as it is.
         if recovery::rewritten(&storage, &recovery::storage(control, found.table.oid).await?) {
             return Err(RecoverError::Rewritten { table: found.table.sql() });

@@ -65,6 +65,11 @@ pub enum RecoverError {
         Open(open)
     )]
     Blocked { slot: String, within_s: u64, open: Vec<OpenTransaction> },
+    #[error(
+        "the role may not read all rows of {table}: {failure}; as its owner run `walpost setup --grants ROLE`, and where row \
+        security is on, as a superuser ALTER ROLE ... BYPASSRLS"
+    )]
+    Unreadable { table: String, failure: String },
     #[error("the replication connection failed: {}; {}", .0, .0.remedy())]
     Replication(Box<ConnectError>),
     #[error(
@@ -121,6 +126,7 @@ impl RecoverError {
             RecoverError::Checkpoint(error) => by_sqlstate(error.sqlstate()),
             RecoverError::Parked(error) => by_sqlstate(error.sqlstate()),
             RecoverError::Slot(error) => by_sqlstate(error.sqlstate()),
+            RecoverError::Unreadable { .. } => exit::NOT_PERMITTED,
             RecoverError::Untold { .. } => exit::DECISION,
             RecoverError::Publish(error) => match error {
                 PublishError::Read(error) => later(error),
