@@ -28,6 +28,7 @@ use crate::sink::KafkaSink;
 use crate::telemetry::{EndStatus, State, Target, Telemetry, TopicMetrics};
 
 pub mod condition;
+pub mod dead_letter;
 pub mod republish;
 pub mod session;
 pub mod shutdown;

@@ -298,14 +298,27 @@ impl Router {
     /// What is known of a message that has no record: for the dead letters. The topic is empty where none can be told; the
     /// value is the payload, else the whole row.
     pub fn as_it_is(&mut self, row: &Row, message: Option<&OutboxMessage>, token: Token) -> Record {
+        self.bare(row, message, ReadFrom::Log(token))
+    }
+
+    /// The same of a row of the table.
+    pub fn as_it_is_in_the_table(&mut self, row: &Row, message: Option<&OutboxMessage>, origin: Origin) -> Record {
+        self.bare(row, message, ReadFrom::Table(origin))
+    }
+
+    fn bare(&mut self, row: &Row, message: Option<&OutboxMessage>, read: ReadFrom) -> Record {
         let topic = message.and_then(|message| self.topic(message, row).ok()).unwrap_or_else(|| "".into());
         let id = message.map(|message| message.message_id.clone());
         let mut headers = Vec::new();
         if let (Some(name), Some(id)) = (&self.own.id, &id) {
             headers.push(Header { name: name.clone(), value: Some(id.clone()) });
         }
-        if let Some(name) = &self.own.token {
-            headers.push(Header { name: name.clone(), value: Some(token.to_bytes()) });
+        let (name, value) = match read {
+            ReadFrom::Log(token) => (&self.own.token, token.to_bytes()),
+            ReadFrom::Table(origin) => (&self.own.origin, Bytes::from_static(origin.as_str().as_bytes())),
+        };
+        if let Some(name) = name {
+            headers.push(Header { name: name.clone(), value: Some(value) });
         }
         let key = message.and_then(|message| message.aggregate_id.clone());
         let partition_hash = self.partition_hash(key.as_ref(), id.as_deref().unwrap_or_default());

@@ -21,11 +21,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::config::Config;
 use crate::lsn::Lsn;
 use crate::postgres::checkpoint::{self, Begun, State};
-use crate::postgres::parked::{self, Lot};
+use crate::postgres::parked::{self, Lot, ParkedError};
 use crate::postgres::recovery::{self, Recovered};
 use crate::postgres::slot::{self, SlotFacts};
-use crate::postgres::{Client, ConnectError, Connector, catalog, fingerprint};
-use crate::relay::republish::{Preparer, Shelf, Tally, publish};
+use crate::postgres::{Client, ConnectError, Connector, ErrorKind, catalog, fingerprint};
+use crate::relay::republish::{Asides, Parked, Preparer, Tally, publish};
 use crate::relay::shutdown::Shutdown;
 use crate::router::Origin;
 use crate::sink::KafkaSink;
@@ -81,7 +81,8 @@ pub async fn run(
     let connector = Connector::new(&config.postgres).map_err(RecoverError::Address)?;
     let config = Arc::new(config);
     let control = connector.sql(APPLICATION_NAME).await.map_err(|error| RecoverError::Connect(Box::new(error)))?;
-    let mut sink = KafkaSink::start(config.clone())?;
+    // A row of the table has no place in the topics that could be looked for.
+    let mut sink = KafkaSink::start(Arc::new(Config { read_back: false, ..(*config).clone() }))?;
     let within = if options.dry_run { KAFKA_LOOK_WITHIN } else { KAFKA_WITHIN };
     let cluster = match meet_kafka(&mut sink, within).await {
         Ok(cluster) => Some(cluster).filter(|id| !id.is_empty()),
@@ -104,7 +105,8 @@ pub async fn run(
             (false, None) => return Err(RecoverError::NotConfirmed),
             (_, ask) => ask,
         };
-        let (report, first_unsendable) = preview(&connector, &config, &options, &found, &plan).await?;
+        let parked = load_parked(&control, &lot(&config, &found, &plan)).await?;
+        let (report, first_unsendable) = preview(&connector, &config, &options, &found, &plan, parked).await?;
         if options.json && options.dry_run {
             return Ok(report.json(out)?);
         }
@@ -177,11 +179,12 @@ async fn preview(
     options: &RecoverOptions,
     found: &Found,
     plan: &Plan,
+    parked: Option<Parked>,
 ) -> Result<(Report, Option<String>), RecoverError> {
     let mut reader = TableReader::connect(connector, APPLICATION_NAME).await.map_err(replication)?;
     reader.begin().await.map_err(replication)?;
-    reader.open(&plan.select, plan.relation.clone()).await.map_err(replication)?;
-    let mut preparer = Preparer::new(config, &plan.relation, Origin::Recover)?;
+    reader.open(&plan.select, plan.relation.clone()).await.map_err(|error| reading(found, error))?;
+    let mut preparer = Preparer::new(config, &plan.relation, Origin::Recover, parked)?;
     let (mut unsendable, mut first) = (0, None);
     while !reader.is_at_end() {
         reader.fetch().await.map_err(replication)?;
@@ -194,6 +197,34 @@ async fn preview(
     }
     let report = Report::of(config, options, found, plan, &preparer.tally);
     Ok((Report { unsendable: Some(unsendable), ..report }, first))
+}
+
+/// Where rows are parked that cannot be sent.
+fn lot(config: &Config, found: &Found, plan: &Plan) -> Lot {
+    Lot {
+        slot: config.postgres.slot.clone(),
+        system_identifier: found.identity.system_identifier.clone(),
+        epoch: plan.record.epoch,
+    }
+}
+
+/// What is parked; None: nothing can be.
+async fn load_parked(client: &Client, lot: &Lot) -> Result<Option<Parked>, RecoverError> {
+    let version = checkpoint::schema_version(client).await?;
+    if version.is_none_or(|version| version < parked::SINCE_VERSION) {
+        return Ok(None);
+    }
+    let loaded = async { Ok(Parked { queues: lot.load(client).await?, message_ids: lot.message_ids(client).await? }) };
+    match loaded.await {
+        Ok(parked) => Ok(Some(parked)),
+        Err(error @ ParkedError::Failed { .. }) if error.sqlstate() == Some("42501") => {
+            tracing::warn!(
+                "the role may not use walpost.parked_messages (walpost setup --grants), so nothing can be parked"
+            );
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn confirm(
@@ -217,6 +248,16 @@ fn confirm(
 
 fn replication(error: ConnectError) -> RecoverError {
     RecoverError::Replication(Box::new(error))
+}
+
+/// A role may not read the table, or row security would leave rows out for it.
+fn reading(found: &Found, error: ConnectError) -> RecoverError {
+    match (error.kind(), error.failure()) {
+        (ErrorKind::NotPermitted, Some(failure)) => {
+            RecoverError::Unreadable { table: found.table.sql(), failure: failure.to_string() }
+        }
+        _ => replication(error),
+    }
 }
 
 struct Recovery<'a> {
@@ -243,13 +284,16 @@ impl Recovery<'_> {
             Outcome::Heal(plan) => plan,
             Outcome::Healthy(reason) => return Ok(Report::healthy(config, &self.options, reason)),
         };
-        let mut preparer = Preparer::new(config, &plan.relation, Origin::Recover)?;
+        let lot = lot(config, &found, &plan);
+        let parked = load_parked(control, &lot).await?;
+        let can_park = parked.is_some();
+        let mut preparer = Preparer::new(config, &plan.relation, Origin::Recover, parked)?;
         let mut reader = TableReader::connect(&self.connector, APPLICATION_NAME).await.map_err(replication)?;
         // What the role may not read, it shall not find out with the slot dropped.
         reader.begin().await.map_err(replication)?;
         self.patiently("for a lock on the table", reader.open(&plan.select, plan.relation.clone()))
             .await
-            .map_err(replication)?;
+            .map_err(|error| reading(&found, error))?;
         reader.end().await.map_err(replication)?;
 
         let quiet_until = Instant::now() + if plan.record.state == State::SignedOff { Duration::ZERO } else { QUIET };
@@ -273,7 +317,7 @@ impl Recovery<'_> {
         );
         self.patiently("for a lock on the table", reader.open(&plan.select, plan.relation.clone()))
             .await
-            .map_err(replication)?;
+            .map_err(|error| reading(&found, error))?;
         // From here on the transaction has a lock on the table that keeps it as it is.
         if recovery::rewritten(&storage, &recovery::storage(control, found.table.oid).await?) {
             return Err(RecoverError::Rewritten { table: found.table.sql() });
@@ -282,20 +326,9 @@ impl Recovery<'_> {
             tracing::info!("waiting for requests of the slot's last holder to pass, at most {} s", QUIET.as_secs());
             sleep_until(quiet_until).await;
         }
-        let lot = Lot {
-            slot: slot_name.clone(),
-            system_identifier: found.identity.system_identifier.clone(),
-            epoch: plan.record.epoch,
-        };
-        let shelf =
-            if checkpoint::schema_version(control).await?.is_some_and(|version| version >= parked::SINCE_VERSION) {
-                preparer.parked = lot.ids(control).await?;
-                Some(Shelf::load(control, lot, config, consistent_point).await?)
-            } else {
-                None
-            };
+        let asides = can_park.then(|| Asides::new(control, config, lot, consistent_point));
         tokio::select! {
-            published = publish(config, &mut reader, &mut preparer, sink, shelf) => published?,
+            published = publish(config, &mut reader, &mut preparer, sink, asides) => published?,
             gone = self.watch_slot(consistent_point) => return Err(gone),
         }
         reader.end().await.map_err(replication)?;

@@ -134,8 +134,7 @@ fn without_relay(config: &Config, silence: &Silence, found: Option<(SlotStatus, 
     let (reason, remedy) = if slot.wal_status == Some(WalStatus::Lost) {
         (
             format!("{silence}. The slot is lost"),
-            "`walpost recover` publishes again what may be missing and makes a new one (`walpost setup --accept-gap` makes one \
-             without that); then start the relay with `walpost run`.",
+            "`walpost setup --accept-gap` prints what may be missing and makes a new one; then start the relay with `walpost run`.",
         )
     } else if slot.active == Some(true) {
         (

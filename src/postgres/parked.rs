@@ -111,10 +111,10 @@ impl Lot {
         Ok(Queues::new(heads.collect::<Result<Vec<_>, ParkedError>>()?, messages, bytes))
     }
 
-    /// The ids of all parked messages.
-    pub async fn ids(&self, client: &Client) -> Result<HashSet<String>, ParkedError> {
-        let params: [(&(dyn ToSql + Sync), Type); 1] = [(&self.slot, Type::TEXT)];
-        let rows = query(client, "read", include_str!("../../sql/070_parked_ids.sql"), &params).await?;
+    /// The ids of all messages that are parked.
+    pub async fn message_ids(&self, client: &Client) -> Result<HashSet<String>, ParkedError> {
+        let rows =
+            query(client, "read", include_str!("../../sql/089_parked_ids.sql"), &[(&self.slot, Type::TEXT)]).await?;
         rows.iter().map(|row| get(row, 0)).collect()
     }
 

@@ -1,11 +1,9 @@
 //! Rows of the table on their way to Kafka, where the log no longer has them. From the mapping on it is the road of the
-//! stream: the same columns, topics, keys, headers and partitions, the same sink. Only the token is missing, because the
-//! table knows no order of commits; the header of the origin stands in its place.
+//! stream: the same columns, topics, keys, headers and partitions, the same sink, the same places for what cannot be sent.
+//! Only the token is missing, because the table knows no order of commits; the header of the origin stands in its place.
 //!
 //! Nothing here waits for ever without a word: what holds it up is logged every few seconds.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
@@ -13,212 +11,60 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use crate::ack::{AckTracker, Ticket};
 use crate::config::{Config, OnPoison, OnRouteError};
 use crate::lsn::Lsn;
-use crate::outbox::{Field, Mapping, MappingError, row_json};
-use crate::parking::{Aside, Limits, Position, Queues, Standing};
-use crate::postgres::parked::{Lot, ParkedError};
-use crate::postgres::{Client, ConnectError};
+use crate::outbox::row_json;
+use crate::parking::{Standing, Unit};
+use crate::postgres::ConnectError;
+use crate::postgres::parked::ParkedError;
 use crate::relay::condition::{STALLED_AFTER, TOPIC_PATIENCE};
-use crate::router::{Origin, Record, Routed, Router, TemplateError};
+use crate::relay::dead_letter;
+use crate::router::Record;
 use crate::sink::kafka::Busy;
 use crate::sink::{Delivery, KafkaSink, Waiting};
 use crate::source::table::{TableReader, TableRow};
-use crate::source::{Relation, Row};
+
+mod aside;
+mod prepare;
+
+pub use aside::Asides;
+pub use prepare::{Parked, Prepared, Preparer, Tally, Unsendable};
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 /// While the sink has timers of its own.
 const SINK_TURN_EVERY: Duration = Duration::from_millis(20);
 /// What a row costs beside its bytes, roughly: its record and its place in the queues.
 const ROW_OVERHEAD: usize = 128;
-/// Rows that are put on the shelf with one statement.
-const SHELF_MESSAGES: usize = 500;
-/// Topics that are counted by name.
-const TOPICS_MAX: usize = 1_000;
-/// Stands for the others.
-const OTHER_TOPICS: &str = "(other topics)";
-
-/// What was read, and what came of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Became records. After [`publish`]: and Kafka has them.
-    pub rows: u64,
-    /// Left out, because the settings say so.
-    pub skipped: u64,
-    /// Parked already, or put behind a parked message of the same topic and key.
-    pub parked: u64,
-    /// Of the rows, those that a polling relay has marked as published.
-    pub marked: u64,
-    /// The `id` (or message id) of the first and the last of the rows, in the order in which they were read.
-    pub first_id: Option<String>,
-    pub last_id: Option<String>,
-    pub topics: BTreeMap<Arc<str>, u64>,
-}
-
-/// A row that can never be sent as it is.
-#[derive(Debug, thiserror::Error)]
-#[error("a row cannot be published: {described}: {why}")]
-pub struct Unsendable {
-    pub described: String,
-    pub reason: &'static str,
-    pub why: String,
-}
-
-/// The settings do not fit the table.
-#[derive(Debug, thiserror::Error)]
-pub enum UnfitError {
-    #[error("the settings do not fit the table")]
-    Mapping(#[from] Box<MappingError>),
-    #[error("route.topic cannot be used")]
-    Template(#[from] TemplateError),
-}
-
-/// Makes the records of rows, and keeps the tally.
-pub struct Preparer {
-    router: Router,
-    mapping: Mapping,
-    origin: Origin,
-    id_column: Option<usize>,
-    /// The ids of messages that are parked: they stay where they are.
-    pub parked: HashSet<String>,
-    pub tally: Tally,
-}
-
-impl Preparer {
-    pub fn new(config: &Config, relation: &Relation, origin: Origin) -> Result<Preparer, UnfitError> {
-        let mapping = Mapping::resolve(relation, &config.columns, config.preset).map_err(Box::new)?;
-        let mut router = Router::new(config)?;
-        router.bind(relation, &mapping).map_err(Box::new)?;
-        let id_column = mapping.column(Field::Id);
-        Ok(Preparer { router, mapping, origin, id_column, parked: HashSet::new(), tally: Tally::default() })
-    }
-
-    /// The record of a row; None: it is left out.
-    pub fn prepare(&mut self, read: &TableRow) -> Result<Option<Record>, Unsendable> {
-        let row = &read.row;
-        let unsendable = |described: String, poison: crate::outbox::Poison| Unsendable {
-            described,
-            reason: poison.reason.as_str(),
-            why: poison.sentence,
-        };
-        let id = |row: &Row, message_id: &[u8]| {
-            let id = self.id_column.and_then(|column| row.text(column));
-            String::from_utf8_lossy(id.as_deref().unwrap_or(message_id)).into_owned()
-        };
-        let message = match self.mapping.message(row) {
-            Ok(message) => message,
-            Err(poison) => return Err(unsendable(format!("id {}", id(row, b"unknown")), poison)),
-        };
-        if !self.parked.is_empty() && self.parked.contains(&*String::from_utf8_lossy(&message.message_id)) {
-            self.tally.parked += 1;
-            return Ok(None);
-        }
-        let id = id(row, &message.message_id);
-        let routed = self.router.route_from_table(&message, row, self.origin);
-        let record = match routed.map_err(|poison| unsendable(message.describe().to_string(), poison))? {
-            Routed::Publish(record) => record,
-            Routed::Skip(_) => {
-                self.tally.skipped += 1;
-                return Ok(None);
-            }
-        };
-        let tally = &mut self.tally;
-        tally.rows += 1;
-        tally.marked += u64::from(read.marked);
-        tally.first_id.get_or_insert_with(|| id.clone());
-        tally.last_id = Some(id);
-        *tally.topic(&record.topic) += 1;
-        Ok(Some(record))
-    }
-}
-
-/// Where rows wait whose topic and key has parked messages. The relay publishes them in its time.
-pub struct Shelf<'a> {
-    client: &'a Client,
-    lot: Lot,
-    queues: Queues,
-    limits: Limits,
-    /// Behind everything that was streamed, before everything that will be.
-    position: Lsn,
-    ordinal: u32,
-    outgoing: Vec<Aside>,
-}
-
-impl<'a> Shelf<'a> {
-    pub async fn load(client: &'a Client, lot: Lot, config: &Config, position: Lsn) -> Result<Shelf<'a>, ParkedError> {
-        let queues = lot.load(client).await?;
-        let limits = Limits { messages: config.parked.max_rows, bytes: config.parked.max_bytes };
-        Ok(Shelf { client, lot, queues, limits, position, ordinal: 0, outgoing: Vec::new() })
-    }
-
-    fn holds(&self, record: &Record) -> bool {
-        self.queues.holds(&record.topic, record.key.as_ref(), Position { commit_lsn: self.position, ordinal: u32::MAX })
-    }
-
-    fn add(&mut self, record: Record, id_header: &str) {
-        let message_id = record.header(id_header).map(|id| String::from_utf8_lossy(id).into_owned());
-        let position = Position { commit_lsn: self.position, ordinal: self.ordinal };
-        self.ordinal += 1;
-        let Record { topic, key, value, headers, .. } = record;
-        let standing = Standing::Waiting;
-        self.outgoing.push(Aside {
-            position,
-            message_id,
-            topic: Some(topic),
-            key,
-            value,
-            headers,
-            row: None,
-            standing,
-        });
-    }
-
-    async fn write(&mut self) -> Result<(), PublishError> {
-        if self.outgoing.is_empty() {
-            return Ok(());
-        }
-        let bytes = self.outgoing.iter().map(Aside::bytes).sum();
-        if !self.queues.has_room(self.limits, self.outgoing.len() as u64, bytes) {
-            return Err(PublishError::Full);
-        }
-        let (added, _) = self.lot.park(self.client, &self.outgoing).await?;
-        self.queues.added(added.messages, added.bytes);
-        self.outgoing.clear();
-        Ok(())
-    }
-}
-
-impl Tally {
-    fn topic(&mut self, topic: &Arc<str>) -> &mut u64 {
-        let known = self.topics.contains_key(topic) || self.topics.len() < TOPICS_MAX;
-        self.topics.entry(if known { topic.clone() } else { OTHER_TOPICS.into() }).or_default()
-    }
-}
 
 /// Why not all rows were published. Those that were stay in Kafka, and repeat when it is begun again.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     #[error("the table could not be read")]
-    Read(#[from] Box<ConnectError>),
+    Read(#[source] Box<ConnectError>),
     #[error(transparent)]
     Unsendable(#[from] Unsendable),
     #[error("Kafka refuses a message: {described}: {sentence}")]
     Refused { described: String, reason: &'static str, topic: String, sentence: String },
     #[error("the topic {topic:?} takes no records: {problem}")]
     Topic { topic: String, problem: String, remedy: String },
-    #[error("Kafka's client cannot tell what it has stored ({0})")]
-    Sink(String),
-    #[error(transparent)]
+    #[error("no more can be parked (parked.max_rows {messages}, parked.max_bytes {bytes})")]
+    Full { messages: u64, bytes: u64 },
+    #[error("rows could not be parked")]
     Parked(#[from] ParkedError),
-    #[error("no more can be parked (parked.max_rows, parked.max_bytes); see walpost parked list")]
-    Full,
+    #[error("a record was lost between walpost and librdkafka ({0})")]
+    Sink(String),
 }
 
-/// Publishes all rows that `reader` has open, and returns when Kafka has confirmed every one.
+fn read(error: ConnectError) -> PublishError {
+    PublishError::Read(Box::new(error))
+}
+
+/// Publishes all rows that `reader` has open, and returns when Kafka has confirmed every one, and what had to be set aside is
+/// committed. `asides` is None where nothing can be parked.
 pub async fn publish(
     config: &Config,
     reader: &mut TableReader,
     preparer: &mut Preparer,
     sink: &mut KafkaSink,
-    shelf: Option<Shelf<'_>>,
+    asides: Option<Asides<'_>>,
 ) -> Result<(), PublishError> {
     let now = Instant::now();
     let mut tracker = AckTracker::new(Lsn::INVALID);
@@ -228,7 +74,7 @@ pub async fn publish(
         config,
         preparer,
         sink,
-        shelf,
+        asides,
         tracker,
         pending: None,
         confirmed: 0,
@@ -242,8 +88,7 @@ struct Publishing<'a> {
     config: &'a Config,
     preparer: &'a mut Preparer,
     sink: &'a mut KafkaSink,
-    /// None: nothing is parked.
-    shelf: Option<Shelf<'a>>,
+    asides: Option<Asides<'a>>,
     tracker: AckTracker,
     /// Read, and not taken by the sink yet.
     pending: Option<(Ticket, Record)>,
@@ -262,20 +107,19 @@ impl Publishing<'_> {
             if let Some(reason) = self.sink.fault() {
                 return Err(PublishError::Sink(reason.to_owned()));
             }
-            self.stop_at_bad_route()?;
-            if let Some(shelf) =
-                self.shelf.as_mut().filter(|shelf| reader.is_at_end() || shelf.outgoing.len() >= SHELF_MESSAGES)
-            {
-                shelf.write().await?;
+            self.mind_bad_route()?;
+            let done = reader.is_at_end() && self.pending.is_none() && self.tracker.in_flight().0 == 0;
+            if let Some(asides) = self.asides.as_mut().filter(|asides| done || asides.is_due()) {
+                asides.write(self.preparer).await?;
             }
-            if reader.is_at_end() && self.pending.is_none() && self.tracker.in_flight().0 == 0 {
+            if done {
                 return Ok(());
             }
             let open = self.pending.is_none()
                 && self.tracker.window_messages() < self.config.window.messages
                 && self.tracker.window_bytes() < self.config.window.bytes;
             if open && reader.wants_fetch() {
-                reader.fetch().await.map_err(Box::new)?;
+                reader.fetch().await.map_err(read)?;
             }
             let turn = self.sink.needs_turns() || self.pending.is_some();
             tokio::select! {
@@ -283,44 +127,41 @@ impl Publishing<'_> {
                 _ = progress.tick() => self.say_progress(),
                 // Deliveries make room: before anything new is read.
                 () = self.sink.woken() => {}
-                row = reader.row(), if open && !reader.is_at_end() => if let Some(row) = row.map_err(Box::new)? { self.on_row(&row, now)? },
+                row = reader.row(), if open && !reader.is_at_end() => {
+                    if let Some(row) = row.map_err(read)? {
+                        self.on_row(&row, now)?;
+                    }
+                }
                 () = sleep(SINK_TURN_EVERY), if turn => {}
             }
         }
     }
 
+    /// `on_poison`, as far as it can be followed.
+    fn policy(&self) -> OnPoison {
+        match self.config.on_poison {
+            OnPoison::Park if self.asides.is_none() => OnPoison::Stop,
+            policy => policy,
+        }
+    }
+
     fn on_row(&mut self, read: &TableRow, now: Instant) -> Result<(), PublishError> {
+        let bytes = read.row.frame.len() + ROW_OVERHEAD;
         match self.preparer.prepare(read) {
-            Ok(Some(record)) if self.shelf.as_ref().is_some_and(|shelf| shelf.holds(&record)) => {
-                let tally = &mut self.preparer.tally;
-                tally.rows = tally.rows.saturating_sub(1);
-                tally.parked += 1;
-                let of_topic = tally.topic(&record.topic);
-                *of_topic = of_topic.saturating_sub(1);
-                if let Some(shelf) = &mut self.shelf {
-                    shelf.add(record, &self.config.headers.id);
-                }
-            }
-            Ok(Some(record)) => {
-                if self.tracker.in_flight().0 == 0 {
-                    self.last_delivery = now;
-                }
-                let ticket = self.tracker.row(0, read.row.frame.len() + ROW_OVERHEAD);
-                self.offer(ticket, record, now);
-            }
-            Ok(None) => {}
-            // The row is in the table, where it can be corrected.
-            Err(unsendable) if self.config.on_poison != OnPoison::Skip => return Err(unsendable.into()),
-            Err(Unsendable { described, reason, why }) => {
-                self.preparer.tally.skipped += 1;
-                tracing::error!(
-                    reason,
-                    row = row_json(&read.row),
-                    "skipped a row that cannot be published, as on_poison = \"skip\" asks: {described}: {why}"
-                );
-            }
+            Ok(Prepared::Send(record)) => self.send(record, bytes, now),
+            Ok(Prepared::Wait(record)) => self.set_aside(record, Standing::Waiting)?,
+            Ok(Prepared::Left) => {}
+            Err(unsendable) => self.on_unsendable(read, unsendable, bytes, now)?,
         }
         Ok(())
+    }
+
+    fn send(&mut self, record: Record, bytes: usize, now: Instant) {
+        if self.tracker.in_flight().0 == 0 {
+            self.last_delivery = now;
+        }
+        let ticket = self.tracker.row(0, bytes);
+        self.offer(ticket, record, now);
     }
 
     fn offer(&mut self, ticket: Ticket, record: Record, now: Instant) {
@@ -329,19 +170,66 @@ impl Publishing<'_> {
         }
     }
 
+    fn set_aside(&mut self, record: Record, standing: Standing) -> Result<(), PublishError> {
+        let Some(asides) = &mut self.asides else { return Ok(()) };
+        asides.record(self.preparer, self.config, record, standing)
+    }
+
+    /// A row that cannot become a record.
+    fn on_unsendable(
+        &mut self,
+        read: &TableRow,
+        unsendable: Unsendable,
+        bytes: usize,
+        now: Instant,
+    ) -> Result<(), PublishError> {
+        let (row, policy) = (&read.row, self.policy());
+        let Unsendable { described, poison, message } = &unsendable;
+        let reason = poison.reason.as_str();
+        match policy {
+            OnPoison::Stop => return Err(unsendable.into()),
+            OnPoison::Park => {
+                let topic = self.preparer.place(row, message.as_deref());
+                let key = message.as_ref().and_then(|message| message.aggregate_id.clone());
+                let id = message.as_ref().map(|message| String::from_utf8_lossy(&message.message_id).into_owned());
+                let standing = Standing::Parked { reason: reason.to_owned(), error: poison.sentence.clone() };
+                let aside = aside::of_row(topic, key, id, row.to_json(), standing);
+                if let Some(asides) = &mut self.asides {
+                    asides.put(self.preparer, aside)?;
+                }
+                self.preparer.tally.set_aside += 1;
+            }
+            OnPoison::DeadLetter => {
+                tracing::error!(
+                    reason,
+                    "sent a row to the dead letters that cannot be published: {described}: {poison}"
+                );
+                let Preparer { router, origin, .. } = &mut *self.preparer;
+                let record = router.as_it_is_in_the_table(row, message.as_deref(), *origin);
+                self.send(dead_letter::of(self.config, record, reason, &poison.sentence), bytes, now);
+                self.preparer.tally.set_aside += 1;
+            }
+            OnPoison::Skip => {
+                self.preparer.tally.skipped += 1;
+                tracing::error!(
+                    reason,
+                    row = row_json(row),
+                    "skipped a row that cannot be published, as on_poison = \"skip\" asks: {described}: {poison}"
+                );
+            }
+        }
+        Ok(())
+    }
+
     fn take_deliveries(&mut self, now: Instant) -> Result<(), PublishError> {
         let mut deliveries = std::mem::take(&mut self.deliveries);
         self.sink.turn(now, &mut deliveries);
         for delivery in deliveries.drain(..) {
             match delivery {
-                Delivery::Delivered { ticket, .. } => {
+                Delivery::Delivered { ticket, .. } | Delivery::There { ticket } => {
                     self.tracker.delivered(ticket);
                     self.confirmed += 1;
                     self.last_delivery = now;
-                }
-                // Never: a record without a token is not looked for.
-                Delivery::There { ticket } => {
-                    self.tracker.delivered(ticket);
                 }
                 Delivery::Poison { ticket, reason, sentence, record } => {
                     self.on_refused(ticket, reason, sentence, &record)?;
@@ -363,39 +251,107 @@ impl Publishing<'_> {
         sentence: String,
         record: &Record,
     ) -> Result<(), PublishError> {
-        let (described, topic) = (record.describe(), record.topic.to_string());
-        if self.config.on_poison != OnPoison::Skip {
-            return Err(PublishError::Refused { described, reason, topic, sentence });
+        let described = record.describe();
+        let is_letter = *record.topic == *self.config.dead_letter.topic;
+        match self.policy() {
+            OnPoison::Park => {
+                let parked = Standing::Parked { reason: reason.to_owned(), error: sentence };
+                self.take_back(ticket, parked)?;
+                self.preparer.tally.set_aside += 1;
+                if let Some(unit) = Unit::of(&record.topic, record.key.as_ref()) {
+                    // What was read behind it, and is not stored yet.
+                    self.take_back_all(|other, held| other > ticket && aside::is_of(held, &unit), Standing::Waiting)?;
+                }
+            }
+            OnPoison::DeadLetter if !is_letter => {
+                tracing::error!(
+                    reason,
+                    "sent a message to the dead letters that Kafka refuses: {described}: {sentence}"
+                );
+                self.preparer.tally.withdraw(&record.topic);
+                self.preparer.tally.set_aside += 1;
+                self.sink.replace(ticket, dead_letter::of(self.config, record.clone(), reason, &sentence));
+            }
+            OnPoison::Skip => {
+                tracing::error!(
+                    reason,
+                    topic = &*record.topic,
+                    record = record.to_json(),
+                    "skipped a message that Kafka refuses, as on_poison = \"skip\" asks: {described}: {sentence}"
+                );
+                self.sink.take(ticket);
+                self.tracker.delivered(ticket);
+                self.preparer.tally.withdraw(&record.topic);
+                self.preparer.tally.skipped += 1;
+            }
+            // Also a dead letter that is refused itself.
+            OnPoison::Stop | OnPoison::DeadLetter => {
+                let topic = record.topic.to_string();
+                return Err(PublishError::Refused { described, reason, topic, sentence });
+            }
         }
-        tracing::error!(
-            reason,
-            topic,
-            record = record.to_json(),
-            "skipped a message that Kafka refuses, as on_poison = \"skip\" asks: {described}: {sentence}"
-        );
-        self.sink.take(ticket);
-        self.tracker.delivered(ticket);
-        let tally = &mut self.preparer.tally;
-        tally.rows = tally.rows.saturating_sub(1);
-        tally.skipped += 1;
-        let of_topic = tally.topic(&record.topic);
-        *of_topic = of_topic.saturating_sub(1);
         Ok(())
     }
 
-    /// `on_route_error = "stop"`: a topic that takes no records ends the waiting.
-    fn stop_at_bad_route(&self) -> Result<(), PublishError> {
-        if self.config.on_route_error != OnRouteError::Stop {
+    /// Parks a record that the sink holds, or that waits for it.
+    fn take_back(&mut self, ticket: Ticket, standing: Standing) -> Result<(), PublishError> {
+        let record = match self.pending.take_if(|(pending, _)| *pending == ticket) {
+            Some((_, record)) => {
+                self.sink.pass(ticket);
+                Some(record)
+            }
+            None => self.sink.take(ticket),
+        };
+        self.tracker.delivered(ticket);
+        let Some(record) = record else { return Ok(()) };
+        self.preparer.tally.withdraw(&record.topic);
+        if standing == Standing::Waiting {
+            self.preparer.tally.waiting += 1;
+        }
+        self.set_aside(record, standing)
+    }
+
+    fn take_back_all(
+        &mut self,
+        wanted: impl Fn(Ticket, &Record) -> bool,
+        standing: Standing,
+    ) -> Result<(), PublishError> {
+        let held = self.sink.all_held().chain(self.pending.as_ref().map(|(ticket, record)| (*ticket, record)));
+        let tickets: Vec<Ticket> = held.filter(|(at, record)| wanted(*at, record)).map(|(at, _)| at).collect();
+        tickets.into_iter().try_for_each(|ticket| self.take_back(ticket, standing.clone()))
+    }
+
+    /// A topic that takes no records ends the waiting, or has its records parked, where `on_route_error` says so.
+    fn mind_bad_route(&mut self) -> Result<(), PublishError> {
+        let policy = self.config.on_route_error;
+        if policy == OnRouteError::Wait {
             return Ok(());
         }
-        match self.sink.waiting() {
-            Some(Waiting::Topic { topic, problem, remedy, refused_since: Some(since), .. })
-                if since.elapsed() >= TOPIC_PATIENCE =>
-            {
-                Err(PublishError::Topic { topic, problem, remedy })
-            }
-            _ => Ok(()),
+        let Some(Waiting::Topic { topic, problem, remedy, refused_since: Some(since), .. }) = self.sink.waiting()
+        else {
+            return Ok(());
+        };
+        if since.elapsed() < TOPIC_PATIENCE {
+            return Ok(());
         }
+        if policy == OnRouteError::Stop || self.asides.is_none() {
+            return Err(PublishError::Topic { topic, problem, remedy });
+        }
+        let held = self.sink.all_held().chain(self.pending.as_ref().map(|(ticket, record)| (*ticket, record)));
+        let of_topic: Vec<(Ticket, Option<Unit>)> = held
+            .filter(|(_, record)| *record.topic == topic)
+            .map(|(ticket, record)| (ticket, Unit::of(&record.topic, record.key.as_ref())))
+            .collect();
+        for (ticket, unit) in of_topic {
+            let queues = self.preparer.parked.as_ref().map(|parked| &parked.queues);
+            let standing = match unit.zip(queues).is_some_and(|(unit, queues)| queues.has(&unit)) {
+                true => Standing::Waiting,
+                false => Standing::Parked { reason: "route".to_owned(), error: problem.clone() },
+            };
+            self.preparer.tally.set_aside += u64::from(standing != Standing::Waiting);
+            self.take_back(ticket, standing)?;
+        }
+        Ok(())
     }
 
     fn say_progress(&self) {

@@ -10,7 +10,7 @@ use crate::postgres::recovery::Untold;
 use crate::postgres::schema::{ColumnsError, TableProblem};
 use crate::postgres::slot::{OpenTransaction, SlotError};
 use crate::postgres::{AddressError, ConnectError};
-use crate::relay::republish::{PublishError, UnfitError};
+use crate::relay::republish::PublishError;
 use crate::sink::SettingsRefused;
 
 /// See the module.
@@ -33,9 +33,9 @@ pub enum RecoverError {
     #[error("the settings do not fit the table")]
     Columns(#[from] ColumnsError),
     #[error(transparent)]
-    Unfit(#[from] UnfitError),
-    #[error(transparent)]
     Catalog(#[from] CatalogError),
+    #[error(transparent)]
+    Parked(#[from] ParkedError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
@@ -65,6 +65,11 @@ pub enum RecoverError {
         Open(open)
     )]
     Blocked { slot: String, within_s: u64, open: Vec<OpenTransaction> },
+    #[error(
+        "the role may not read all rows of {table}: {failure}; as its owner run `walpost setup --grants ROLE`, and where row \
+        security is on, as a superuser ALTER ROLE ... BYPASSRLS"
+    )]
+    Unreadable { table: String, failure: String },
     #[error("the replication connection failed: {}; {}", .0, .0.remedy())]
     Replication(Box<ConnectError>),
     #[error(
@@ -72,8 +77,6 @@ pub enum RecoverError {
         made, so what was to be read of it is not there; run `walpost recover` again when that is done"
     )]
     Rewritten { table: String },
-    #[error(transparent)]
-    Parked(#[from] ParkedError),
     #[error("{0}")]
     Publish(#[from] PublishError),
     #[error("the publication or the table was changed while rows were published ({what}); run `walpost recover` again")]
@@ -113,7 +116,6 @@ impl RecoverError {
             | RecoverError::TableName(_)
             | RecoverError::Table(_)
             | RecoverError::Columns(_)
-            | RecoverError::Unfit(_)
             | RecoverError::NoRecord { .. }
             | RecoverError::Refused { .. } => exit::CONFIGURATION,
             RecoverError::Connect(error) => by_kind(error.kind()),
@@ -122,18 +124,19 @@ impl RecoverError {
             RecoverError::Signals(_) => exit::BUG,
             RecoverError::Catalog(error) => by_sqlstate(error.sqlstate()),
             RecoverError::Checkpoint(error) => by_sqlstate(error.sqlstate()),
+            RecoverError::Parked(error) => by_sqlstate(error.sqlstate()),
             RecoverError::Slot(error) => by_sqlstate(error.sqlstate()),
+            RecoverError::Unreadable { .. } => exit::NOT_PERMITTED,
             RecoverError::Untold { .. } => exit::DECISION,
             RecoverError::Publish(error) => match error {
                 PublishError::Read(error) => later(error),
-                PublishError::Unsendable(_) | PublishError::Refused { .. } | PublishError::Topic { .. } => {
-                    exit::DECISION
-                }
-                PublishError::Full => exit::DECISION,
+                PublishError::Unsendable(_)
+                | PublishError::Refused { .. }
+                | PublishError::Topic { .. }
+                | PublishError::Full { .. } => exit::DECISION,
                 PublishError::Parked(error) => by_sqlstate(error.sqlstate()),
                 PublishError::Sink(_) => exit::TEMPORARY,
             },
-            RecoverError::Parked(error) => by_sqlstate(error.sqlstate()),
             RecoverError::NoMark | RecoverError::NotConfirmed => exit::USAGE,
             RecoverError::Declined => exit::FOUND,
             RecoverError::Standby
@@ -167,7 +170,10 @@ impl RecoverError {
             )),
             PublishError::Topic { remedy, .. } => Some(remedy.clone()),
             PublishError::Read(error) => Some(error.remedy()),
-            PublishError::Sink(_) | PublishError::Parked(_) | PublishError::Full => None,
+            PublishError::Full { .. } => Some(
+                "see what is parked (walpost parked list), or raise parked.max_rows and parked.max_bytes".to_owned(),
+            ),
+            PublishError::Parked(_) | PublishError::Sink(_) => None,
         }
     }
 }

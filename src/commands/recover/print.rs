@@ -31,8 +31,10 @@ pub(super) struct Report {
     pub rows: Option<u64>,
     /// Left out, as the settings ask.
     pub skipped: Option<u64>,
-    /// Stay with the parked messages.
+    /// Left in `walpost.parked_messages`, and put there now: behind others of their key, and because they cannot be sent.
     pub parked: Option<u64>,
+    pub waiting: Option<u64>,
+    pub set_aside: Option<u64>,
     /// Rows that cannot be published as they are, where that was looked at beforehand.
     pub unsendable: Option<u64>,
     /// Of the rows, those that have `published_at`.
@@ -60,6 +62,8 @@ impl Report {
             rows: None,
             skipped: None,
             parked: None,
+            waiting: None,
+            set_aside: None,
             unsendable: None,
             marked: None,
             first_id: None,
@@ -84,6 +88,8 @@ impl Report {
             rows: Some(tally.rows),
             skipped: Some(tally.skipped),
             parked: Some(tally.parked),
+            waiting: Some(tally.waiting),
+            set_aside: Some(tally.set_aside),
             marked: plan.mark.then_some(tally.marked),
             first_id: tally.first_id.clone(),
             last_id: tally.last_id.clone(),
@@ -128,11 +134,14 @@ impl Report {
         if let Some(skipped) = self.skipped.filter(|skipped| *skipped > 0) {
             writeln!(out, "note: {skipped} rows are left out, as the settings ask")?;
         }
-        if let Some(parked) = self.parked.filter(|parked| *parked > 0) {
-            writeln!(
-                out,
-                "note: {parked} rows are parked, or wait behind a parked message (walpost parked list --all)"
-            )?;
+        for (count, what) in [
+            (self.parked, "are parked already, and stay so"),
+            (self.waiting, "wait behind a parked message of their topic and key (walpost parked list)"),
+            (self.set_aside, "cannot be sent as they are, and are parked or went to the dead letters"),
+        ] {
+            if let Some(count) = count.filter(|count| *count > 0) {
+                writeln!(out, "note: {count} rows {what}")?;
+            }
         }
         if let Some(filter) = &self.row_filter {
             writeln!(out, "note: the publication leaves out every row for which {filter} is not true; so does this")?;
@@ -154,8 +163,12 @@ impl Report {
         writeln!(out, "  {}", self.select.as_deref().unwrap_or_default())?;
         if let (Some(count), Some(first)) = (self.unsendable.filter(|count| *count > 0), first_unsendable) {
             let then = match config.on_poison {
-                OnPoison::Park | OnPoison::Stop | OnPoison::DeadLetter => {
-                    "which stops the recovery until they are corrected in the table (or, with on_poison = \"skip\", are left out)"
+                OnPoison::Park => {
+                    "which are parked, with what follows for their topics and keys (on_poison = \"park\")"
+                }
+                OnPoison::DeadLetter => "which go to the dead letters (on_poison = \"dead_letter\")",
+                OnPoison::Stop => {
+                    "which stops the recovery (on_poison = \"stop\") until they are corrected in the table"
                 }
                 OnPoison::Skip => "which are logged and left out (on_poison = \"skip\")",
             };

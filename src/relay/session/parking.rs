@@ -5,12 +5,11 @@
 //! when the stream has passed that commit: a standby that is promoted then has the one or the other.
 
 use super::*;
-use crate::config::DeadLetter;
 use crate::outbox::{OutboxMessage, PoisonReason, Shown};
 use crate::parking::{Aside, Limits, Position, Queues, Standing, Unit};
 use crate::postgres::parked::{Outcome, Wish, Work};
+use crate::relay::dead_letter;
 use crate::relay::session::rows::ROW_OVERHEAD;
-use crate::router::Header;
 
 mod republish;
 
@@ -300,19 +299,8 @@ impl<S: Wire> Session<'_, S> {
     }
 
     /// The record for `dead_letter.topic`.
-    pub(super) fn dead_letter(&self, mut record: Record, reason: &str, sentence: &str) -> Record {
-        let DeadLetter { topic } = &self.lent.config.dead_letter;
-        let header = |name: &str, value: &str| Header {
-            name: name.into(),
-            value: Some(Bytes::copy_from_slice(value.as_bytes())),
-        };
-        record.headers.extend([
-            header("dead_letter.topic", &record.topic),
-            header("dead_letter.reason", reason),
-            header("dead_letter.error", sentence),
-        ]);
-        record.topic = topic.as_str().into();
-        record
+    pub(super) fn dead_letter(&self, record: Record, reason: &str, sentence: &str) -> Record {
+        dead_letter::of(self.lent.config, record, reason, sentence)
     }
 }
 

@@ -164,7 +164,7 @@ fn a_row_that_cannot_be_published_stops_it_until_it_is_corrected() {
     sql.execute(&format!("update outbox_messages set headers = '[]' where message_id = '{id}'"));
     let seen = json(&scene.walpost("recover --dry-run --json").succeeds(seconds(30)));
     assert_eq!((&seen["rows"], &seen["unsendable"]), (&Value::from(99), &Value::from(1)), "{seen}");
-    let stopped = scene.walpost("recover --yes").output(seconds(60));
+    let stopped = scene.walpost("recover --yes").env("WALPOST_ON_POISON", "stop").output(seconds(60));
     assert_eq!(stopped.code, 100, "{}", stopped.stderr);
     assert!(stopped.stderr.contains(id) && stopped.stderr.contains("correct the row"), "{}", stopped.stderr);
     let headers: serde_json::Map<_, _> = expected[40]
@@ -176,6 +176,38 @@ fn a_row_that_cannot_be_published_stops_it_until_it_is_corrected() {
     scene.walpost("recover --yes").succeeds(seconds(60));
     scene_goes_on(&scene, kafka);
     kafka.verify(&workload, &expected).assert_at_least_once();
+}
+
+/// Row security would silently leave rows out of what is read. Nothing is changed before that is known.
+#[test]
+fn a_role_that_may_not_see_all_rows_is_refused() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let scene = Scene::without_setup(&postgres, kafka, Table::Walpost);
+    let sql = scene.sql();
+    sql.execute("create role relay login replication");
+    scene.walpost("setup --grants relay").succeeds(seconds(30));
+    scene.catch_up(seconds(40));
+    let workload = scene.workload().rows(50);
+    let expected = workload.run();
+    drop_slot(&scene);
+    let recover = scene.walpost("recover --yes").env("WALPOST_DATABASE_URL", postgres.url_as("relay", &scene.name));
+    let wrongs = [
+        (
+            "alter table outbox_messages enable row level security",
+            "alter table outbox_messages disable row level security",
+        ),
+        ("revoke select on outbox_messages from relay", "grant select on outbox_messages to relay"),
+    ];
+    for (wrong, right) in wrongs {
+        sql.execute(wrong);
+        let refused = recover.output(seconds(30));
+        assert_eq!(refused.code, 77, "after {wrong}: {}", refused.stderr);
+        assert!(refused.stderr.contains("may not read all rows"), "after {wrong}: {}", refused.stderr);
+        assert_ne!(sql.value("select state from walpost.checkpoint"), "recovering");
+        sql.execute(right);
+    }
+    recover.succeeds(seconds(60));
+    kafka.verify(&workload, &expected).assert_exactly_once();
 }
 
 /// Millions of rows pass through a few megabytes.

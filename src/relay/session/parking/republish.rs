@@ -2,6 +2,7 @@
 //! other rows.
 
 use super::*;
+use crate::router::Header;
 
 /// Between two looks for parked messages that somebody wants published or discarded.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -1,2 +1,2 @@
--- Which messages are parked. $1 slot.
+-- The messages that are parked, by their id. $1 slot.
 SELECT message_id FROM walpost.parked_messages WHERE slot_name = $1::text
