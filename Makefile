@@ -1,6 +1,6 @@
 # Two commands do everything on a bare machine: `make demo` and `make test`. What they need: scripts/stack missing.
 .DEFAULT_GOAL := help
-.PHONY: help deps programs build check unit test postgres end-to-end demo clean
+.PHONY: help deps programs build check unit test postgres end-to-end torture torture-short demo clean
 
 majors := 14 15 16 17 18
 
@@ -8,6 +8,11 @@ majors := 14 15 16 17 18
 serverless := --test tidy $(if $(wildcard tests/simulation/main.rs),--test simulation)
 # A test waits for real servers more than it computes; more than two at once make each other slow on two cores.
 jobs ?= 2
+
+# Of `make torture`. Once, or each mention would be another second.
+SEED ?= $(shell date +%s)
+SEED := $(SEED)
+MINUTES ?= 10
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -32,7 +37,7 @@ unit:
 	cargo test --locked --lib --bins $(serverless)
 	cargo test --locked --doc
 
-test: programs unit postgres end-to-end ## every test, on real servers
+test: programs unit postgres end-to-end torture-short ## every test, on real servers
 
 # Our side of the wire and every statement of sql/, on every major version.
 postgres:
@@ -45,6 +50,13 @@ postgres:
 
 end-to-end:
 	cargo test --locked --test end_to_end -- --test-threads=$(jobs)
+
+# Two minutes with a fixed seed; it prints the seed.
+torture-short:
+	cargo test --locked --test torture -- --nocapture
+
+torture: programs ## faults at random, for MINUTES (10), chosen by SEED (the time)
+	SEED=$(SEED) MINUTES=$(MINUTES) cargo test --locked --test torture -- --nocapture no_row
 
 demo: ## a real Postgres, a real Kafka, walpost, and orders passing through
 	@scripts/demo

@@ -279,16 +279,13 @@ impl Kafka {
             .unwrap_or_else(|error| panic!("changing the topic {name}: {error}"));
     }
 
-    /// Whether all replicas of these topics are in sync; false too where no broker says so within two seconds.
-    pub fn is_in_sync(&self, topics: &[&str]) -> bool {
+    /// Whether all replicas of the topics that are not Kafka's own are in sync; false too where no broker says so within two
+    /// seconds.
+    pub fn is_in_sync(&self) -> bool {
         let Ok(metadata) = self.admin().inner().fetch_metadata(None, seconds(2)) else { return false };
-        topics.iter().all(|name| {
-            let topic = metadata.topics().iter().find(|topic| topic.name() == *name);
-            topic.is_some_and(|topic| {
-                let whole = |partition: &MetadataPartition| partition.isr().len() == partition.replicas().len();
-                !topic.partitions().is_empty() && topic.partitions().iter().all(whole)
-            })
-        })
+        let whole = |partition: &MetadataPartition| partition.isr().len() == partition.replicas().len();
+        let topics = metadata.topics().iter().filter(|topic| !topic.name().starts_with("__"));
+        topics.flat_map(|topic| topic.partitions()).all(whole)
     }
 
     /// Every topic whose name does not begin with two underscores.
