@@ -1,6 +1,6 @@
 # Two commands do everything on a bare machine: `make demo` and `make test`. What they need: scripts/stack missing.
 .DEFAULT_GOAL := help
-.PHONY: help deps programs build check unit test postgres end-to-end fuzz demo clean
+.PHONY: help deps programs build check unit test postgres end-to-end torture torture-short fuzz demo clean
 
 majors := 14 15 16 17 18
 
@@ -9,6 +9,11 @@ serverless := --test tidy $(if $(wildcard tests/simulation/main.rs),--test simul
 fuzzed := any_ no_bytes no_text no_request no_file the_watermark_is every_token every_position what_is_printed
 # A test waits for real servers more than it computes; more than two at once make each other slow on two cores.
 jobs ?= 2
+
+# Of `make torture`. Once, or each mention would be another second.
+SEED ?= $(shell date +%s)
+SEED := $(SEED)
+MINUTES ?= 10
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -33,7 +38,7 @@ unit:
 	cargo test --locked --lib --bins $(serverless)
 	cargo test --locked --doc
 
-test: programs unit postgres end-to-end ## every test, on real servers
+test: programs unit postgres end-to-end torture-short ## every test, on real servers
 
 # Our side of the wire and every statement of sql/, on every major version.
 postgres:
@@ -51,6 +56,13 @@ end-to-end:
 cases ?= 1000000
 fuzz: ## the property tests with a million cases each; for the night (cases=N)
 	PROPTEST_CASES=$(cases) cargo test --locked --release --lib -- $(fuzzed)
+
+# Two minutes with a fixed seed; it prints the seed.
+torture-short:
+	cargo test --locked --test torture -- --nocapture
+
+torture: programs ## faults at random, for MINUTES (10), chosen by SEED (the time)
+	SEED=$(SEED) MINUTES=$(MINUTES) cargo test --locked --test torture -- --nocapture no_row
 
 demo: ## a real Postgres, a real Kafka, walpost, and orders passing through
 	@scripts/demo

@@ -1,5 +1,9 @@
 //! The kit itself, without walpost: a test that trusts a broken kit proves nothing.
 
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
@@ -68,6 +72,79 @@ fn a_broker_of_ones_own_survives_what_is_done_to_it() {
     kafka.start();
     assert_eq!(kafka.partition_count("kit.own"), 3);
     kafka.delete_topic("kit.own");
+}
+
+/// Whoever begins at the proxies is led by them to each broker; one broker of three may be away.
+#[test]
+fn three_brokers_behind_proxies_do_without_one() {
+    let mut kafka =
+        Kafka::builder().brokers(3).heap("256m").proxied().property("broker.session.timeout.ms=6000").start();
+    kafka.create_topic("kit.three", 3, &[("min.insync.replicas", "2")]);
+    wait_for(seconds(20), "three replicas", || kafka.is_in_sync());
+    let mut config = rdkafka::ClientConfig::new();
+    config.set("bootstrap.servers", kafka.proxied_bootstrap()).set("acks", "all").set("log_level", "0");
+    let producer: BaseProducer = config.create().expect("a producer");
+    let produce = || {
+        for partition in 0..3 {
+            let record = BaseRecord::to("kit.three").key("k").payload("v").partition(partition);
+            assert!(producer.send(record).is_ok());
+        }
+        producer.flush(seconds(40)).expect("everything delivered");
+    };
+    produce();
+    let through = |broker: &Broker| broker.proxy.as_ref().is_some_and(|proxy| proxy.connections() > 0);
+    assert!(kafka.brokers().iter().all(through), "each of them leads a partition");
+    kafka.broker(1).kill9();
+    produce();
+    assert!(!kafka.is_in_sync());
+    kafka.broker(1).start();
+    wait_for(seconds(60), "the broker to catch up", || kafka.is_in_sync());
+    assert_eq!(kafka.count(&["kit.three"]), 6);
+}
+
+#[test]
+fn a_proxy_cuts_freezes_and_delays() {
+    let echo = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let proxy = Proxy::before(echo.local_addr().expect("an address").port());
+    std::thread::spawn(move || {
+        for stream in echo.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut back = stream.try_clone().expect("a socket");
+                std::io::copy(&mut &stream, &mut back)
+            });
+        }
+    });
+    let connect = || {
+        let stream = TcpStream::connect(("127.0.0.1", proxy.port)).expect("the proxy");
+        stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a time-out");
+        stream
+    };
+    let ask = |mut stream: &TcpStream| stream.write_all(b"x").and_then(|()| stream.read_exact(&mut [0]));
+    let stream = connect();
+    ask(&stream).expect("an echo");
+
+    proxy.delay(Duration::from_millis(50));
+    let asked = Instant::now();
+    ask(&stream).expect("a late echo");
+    assert!(asked.elapsed() >= Duration::from_millis(100), "it took {:?}", asked.elapsed());
+    proxy.resume();
+
+    proxy.freeze();
+    let late = connect();
+    for stream in [&stream, &late] {
+        let error = ask(stream).expect_err("an echo over a frozen line");
+        assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+    }
+    proxy.resume();
+    for mut stream in [&stream, &late] {
+        stream.read_exact(&mut [0]).expect("what was held back");
+    }
+
+    proxy.freeze();
+    proxy.cut();
+    assert!(ask(&stream).is_err_and(|error| error.kind() != ErrorKind::WouldBlock), "it was not cut");
+    proxy.resume();
+    ask(&connect()).expect("a new connection");
 }
 
 #[test]

@@ -1,8 +1,6 @@
-//! A real Apache Kafka: one broker that is its own controller. Tests that do no harm to it share one per run and keep
-//! apart by topic names; a fault test starts its own.
+//! A real Apache Kafka: one broker that is its own controller, or several of them. Tests that do no harm to it share one
+//! per run and keep apart by topic names; a fault test starts its own.
 
-use std::fs;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -12,10 +10,12 @@ use rdkafka::admin::{
     AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
 };
 use rdkafka::client::DefaultClientContext;
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::metadata::MetadataPartition;
 
+use super::broker::Broker;
 use super::certs::{Authority, Certificate};
 use super::programs::java;
-use super::run::{self, Process, free_port, new_dir};
 use super::sql::block_on;
 use super::wait::{seconds, wait_for};
 
@@ -23,14 +23,34 @@ use super::wait::{seconds, wait_for};
 pub const SCRAM_USER: &str = "relay";
 pub const SCRAM_PASSWORD: &str = "correct horse; battery staple";
 
-/// A broker that is described and not yet started.
-#[derive(Default)]
+/// A Kafka that is described and not yet started.
 pub struct KafkaBuilder {
+    brokers: usize,
+    heap: &'static str,
+    proxied: bool,
     properties: Vec<String>,
     secure: Option<(Certificate, String)>,
 }
 
 impl KafkaBuilder {
+    /// So many brokers, each of them a controller too; topics get a replica on each of up to three.
+    pub fn brokers(mut self, count: usize) -> Self {
+        self.brokers = count;
+        self
+    }
+
+    /// The most that each broker's heap may grow to, as Java writes it.
+    pub fn heap(mut self, heap: &'static str) -> Self {
+        self.heap = heap;
+        self
+    }
+
+    /// Puts a [`super::Proxy`] before each broker; see [`Kafka::proxied_bootstrap`].
+    pub fn proxied(mut self) -> Self {
+        self.proxied = true;
+        self
+    }
+
     /// A line for server.properties; later lines win.
     pub fn property(mut self, line: &str) -> Self {
         self.properties.push(line.to_owned());
@@ -44,17 +64,24 @@ impl KafkaBuilder {
     }
 
     pub fn start(self) -> Kafka {
-        let home = new_dir("kafka");
-        let (port, controller_port, secure_port) = (free_port(), free_port(), free_port());
-        let mut listeners = format!("PLAINTEXT://127.0.0.1:{port}");
+        let brokers = (1..=self.brokers).map(|id| Broker::new(id, self.heap, self.proxied));
+        let mut kafka = Kafka { brokers: brokers.collect() };
+        for broker in &kafka.brokers {
+            broker.write("server.properties", &self.server_properties(broker, &kafka.brokers));
+        }
+        kafka.format(self.secure.is_some());
+        kafka.start();
+        kafka
+    }
+
+    fn server_properties(&self, broker: &Broker, all: &[Broker]) -> String {
+        let mut listeners = format!("PLAINTEXT://127.0.0.1:{}", broker.port);
         let mut tls = String::new();
         if let Some((certificate, authority_pem)) = &self.secure {
             // One file with the key first, then the chain, is what Kafka calls a PEM key store.
-            let keystore = home.join("keystore.pem");
-            fs::write(&keystore, format!("{}{}", certificate.key_pem, certificate.chain_pem)).expect("a key store");
-            let truststore = home.join("truststore.pem");
-            fs::write(&truststore, authority_pem).expect("a trust store");
-            listeners += &format!(",SECURE://localhost:{secure_port}");
+            let keystore = broker.write("keystore.pem", &format!("{}{}", certificate.key_pem, certificate.chain_pem));
+            let truststore = broker.write("truststore.pem", authority_pem);
+            listeners += &format!(",SECURE://localhost:{}", broker.secure_port);
             tls = format!(
                 "ssl.keystore.type=PEM\nssl.keystore.location={}\nssl.truststore.type=PEM\nssl.truststore.location={}\n\
                  sasl.enabled.mechanisms=SCRAM-SHA-256\n\
@@ -63,25 +90,30 @@ impl KafkaBuilder {
                 truststore.display()
             );
         }
-        let log_dir = home.join("log");
-        let properties = format!(
-            "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller_port}\n\
-             listeners={listeners},CONTROLLER://127.0.0.1:{controller_port}\nadvertised.listeners={listeners}\n\
+        let mut advertised = listeners.clone();
+        if let Some(proxy) = &broker.proxy {
+            listeners += &format!(",PROXIED://127.0.0.1:{}", proxy.upstream);
+            advertised += &format!(",PROXIED://127.0.0.1:{}", proxy.port);
+        }
+        let (id, controller_port, replicas) = (broker.id, broker.controller_port, all.len().min(REPLICAS_MAX));
+        let voters: Vec<String> =
+            all.iter().map(|voter| format!("{}@127.0.0.1:{}", voter.id, voter.controller_port)).collect();
+        format!(
+            "process.roles=broker,controller\nnode.id={id}\ncontroller.quorum.voters={}\n\
+             listeners={listeners},CONTROLLER://127.0.0.1:{controller_port}\nadvertised.listeners={advertised}\n\
              controller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\n\
-             listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SECURE:SASL_SSL\n\
-             log.dirs={}\n{COMMON_PROPERTIES}{tls}{}\n",
-            log_dir.display(),
+             listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,SECURE:SASL_SSL\n\
+             log.dirs={}\ndefault.replication.factor={replicas}\n{COMMON_PROPERTIES}{tls}{}\n",
+            voters.join(","),
+            broker.data_path().display(),
             self.properties.join("\n")
-        );
-        fs::write(home.join("server.properties"), properties).expect("server.properties");
-        let mut kafka = Kafka { port, secure_port, home, starts: 0, process: None };
-        kafka.format(self.secure.is_some());
-        kafka.start();
-        kafka
+        )
     }
 }
 
-/// A small broker, quick to start and to stop. Four partitions, so that partitions matter.
+const REPLICAS_MAX: usize = 3;
+
+/// Small brokers, quick to start and to stop. Four partitions, so that partitions matter.
 const COMMON_PROPERTIES: &str = "\
 num.partitions=4
 offsets.topic.num.partitions=1
@@ -95,11 +127,7 @@ log.cleaner.enable=false
 ";
 
 pub struct Kafka {
-    pub port: u16,
-    secure_port: u16,
-    home: PathBuf,
-    starts: usize,
-    process: Option<Process>,
+    brokers: Vec<Broker>,
 }
 
 impl Kafka {
@@ -115,29 +143,54 @@ impl Kafka {
     }
 
     pub fn builder() -> KafkaBuilder {
-        KafkaBuilder::default()
+        KafkaBuilder { brokers: 1, heap: "512m", proxied: false, properties: Vec::new(), secure: None }
+    }
+
+    pub fn brokers(&self) -> &[Broker] {
+        &self.brokers
+    }
+
+    /// One of several, counted from 0.
+    pub fn broker(&mut self, index: usize) -> &mut Broker {
+        &mut self.brokers[index]
     }
 
     pub fn bootstrap(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.addresses("127.0.0.1", |broker| broker.port)
     }
 
     /// The TLS listener; its certificate must name `localhost`.
     pub fn secure_bootstrap(&self) -> String {
-        format!("localhost:{}", self.secure_port)
+        self.addresses("localhost", |broker| broker.secure_port)
+    }
+
+    /// By the proxies: who begins there is led by them to each broker.
+    pub fn proxied_bootstrap(&self) -> String {
+        self.addresses("127.0.0.1", |broker| broker.proxy.as_ref().expect("a Kafka built with proxies").port)
+    }
+
+    fn addresses(&self, host: &str, port: impl Fn(&Broker) -> u16) -> String {
+        let addresses: Vec<String> = self.brokers.iter().map(|broker| format!("{host}:{}", port(broker))).collect();
+        addresses.join(",")
     }
 
     fn format(&self, secure: bool) {
-        let mut command = java("128m");
-        command.args(["kafka.tools.StorageTool", "format", "-t", "d2FscG9zdC10ZXN0LTAwMQ", "-c"]);
-        command.arg(self.home.join("server.properties"));
-        if secure {
-            command.arg("--add-scram");
-            command.arg(format!("SCRAM-SHA-256=[name={SCRAM_USER},password=\"{SCRAM_PASSWORD}\"]"));
+        let format = |broker: &Broker| {
+            let mut command = java("128m");
+            command.args(["kafka.tools.StorageTool", "format", "-t", "d2FscG9zdC10ZXN0LTAwMQ", "-c"]);
+            command.arg(broker.properties_path());
+            if secure {
+                command.arg("--add-scram");
+                command.arg(format!("SCRAM-SHA-256=[name={SCRAM_USER},password=\"{SCRAM_PASSWORD}\"]"));
+            }
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("java")
+        };
+        let formatting: Vec<_> = self.brokers.iter().map(format).collect();
+        for child in formatting {
+            let output = child.wait_with_output().expect("java");
+            let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "formatting Kafka's storage failed: {said}");
         }
-        let output = command.output().expect("java");
-        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "formatting Kafka's storage failed: {said}");
     }
 
     /// Starts it, or starts it again after a stop, and returns when it serves.
@@ -147,50 +200,29 @@ impl Kafka {
     }
 
     pub fn start_without_waiting(&mut self) {
-        assert!(self.process.is_none(), "it is running");
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a server log");
-        let mut command = java("512m");
-        command.arg("kafka.Kafka").arg(self.home.join("server.properties"));
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
-        self.process = Some(Process::spawn("Kafka", &mut command));
-        self.starts += 1;
+        self.brokers.iter_mut().for_each(Broker::start_without_waiting);
     }
 
     pub fn wait_ready(&self) {
-        let process = self.process.as_ref().expect("a started Kafka");
-        wait_for(seconds(90), "Kafka to be ready", || {
-            assert!(
-                process.is_running(),
-                "Kafka ended while it started\n{}",
-                run::log_tail("Kafka", &self.log_path(), 30)
-            );
-            let log = fs::read_to_string(self.log_path()).unwrap_or_default();
-            log.matches("Kafka Server started").count() >= self.starts
-        });
-    }
-
-    pub fn log_path(&self) -> PathBuf {
-        self.home.join("server.log")
+        self.brokers.iter().for_each(Broker::wait_ready);
     }
 
     /// A clean stop, as an operator does it.
     pub fn stop(&mut self) {
-        let process = self.process.take().expect("a running Kafka");
-        process.signal(libc::SIGTERM);
-        process.wait_exit(seconds(60));
+        self.brokers.iter_mut().for_each(Broker::stop);
     }
 
     pub fn kill9(&mut self) {
-        self.process = None;
+        self.brokers.iter_mut().for_each(Broker::kill9);
     }
 
     /// SIGSTOP: its sockets stay open and nothing answers.
     pub fn pause(&self) {
-        self.process.as_ref().expect("a running Kafka").signal(libc::SIGSTOP);
+        self.brokers.iter().for_each(Broker::pause);
     }
 
     pub fn resume(&self) {
-        self.process.as_ref().expect("a running Kafka").signal(libc::SIGCONT);
+        self.brokers.iter().for_each(Broker::resume);
     }
 
     /// A client configuration that reaches the plain listener.
@@ -207,7 +239,8 @@ impl Kafka {
     /// Returns when every partition has a leader.
     #[track_caller]
     pub fn create_topic(&self, name: &str, partitions: i32, configs: &[(&str, &str)]) {
-        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let replicas = self.brokers.len().min(REPLICAS_MAX) as i32;
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
         topic.config = configs.to_vec();
         let admin = self.admin();
         let created = block_on(admin.create_topics([&topic], &options())).expect("an answer from Kafka");
@@ -242,12 +275,17 @@ impl Kafka {
     /// Replaces the topic's own settings.
     #[track_caller]
     pub fn alter_topic(&self, name: &str, configs: &[(&str, &str)]) {
-        let mut change = AlterConfig::new(ResourceSpecifier::Topic(name));
-        for (key, value) in configs {
-            change = change.set(key, value);
-        }
-        let altered = block_on(self.admin().alter_configs([&change], &options())).expect("an answer from Kafka");
-        assert!(altered.iter().all(Result::is_ok), "changing the topic {name}: {altered:?}");
+        alter_topic(&self.client_config(), name, configs)
+            .unwrap_or_else(|error| panic!("changing the topic {name}: {error}"));
+    }
+
+    /// Whether all replicas of the topics that are not Kafka's own are in sync; false too where no broker says so within two
+    /// seconds.
+    pub fn is_in_sync(&self) -> bool {
+        let Ok(metadata) = self.admin().inner().fetch_metadata(None, seconds(2)) else { return false };
+        let whole = |partition: &MetadataPartition| partition.isr().len() == partition.replicas().len();
+        let topics = metadata.topics().iter().filter(|topic| !topic.name().starts_with("__"));
+        topics.flat_map(|topic| topic.partitions()).all(whole)
     }
 
     /// Every topic whose name does not begin with two underscores.
@@ -258,12 +296,15 @@ impl Kafka {
     }
 }
 
-impl Drop for Kafka {
-    fn drop(&mut self) {
-        run::print_log_after_failure("Kafka", &self.log_path(), 25);
-        self.process = None;
-        let _ = fs::remove_dir_all(&self.home);
+/// Replaces a topic's own settings, by any client that reaches the brokers.
+pub fn alter_topic(client: &ClientConfig, name: &str, configs: &[(&str, &str)]) -> KafkaResult<()> {
+    let admin: AdminClient<DefaultClientContext> = client.create()?;
+    let mut change = AlterConfig::new(ResourceSpecifier::Topic(name));
+    for (key, value) in configs {
+        change = change.set(key, value);
     }
+    let altered = block_on(admin.alter_configs([&change], &options()))?;
+    altered.into_iter().try_for_each(|of_topic| of_topic.map(drop).map_err(|(_, code)| KafkaError::AdminOp(code)))
 }
 
 fn options() -> AdminOptions {

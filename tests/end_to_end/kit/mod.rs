@@ -4,6 +4,7 @@
 // Each test uses a part of the kit; what none uses is noticed in review.
 #![allow(dead_code, unused_imports)]
 
+mod broker;
 mod certs;
 mod http;
 mod kafka;
@@ -11,6 +12,7 @@ mod murmur2;
 mod outbox;
 mod postgres;
 mod programs;
+mod proxy;
 mod read;
 mod run;
 mod scene;
@@ -20,17 +22,19 @@ mod wait;
 mod walpost;
 mod workload;
 
+pub use broker::Broker;
 pub use certs::{Authority, Certificate};
-pub use kafka::{Kafka, SCRAM_PASSWORD, SCRAM_USER};
+pub use kafka::{Kafka, SCRAM_PASSWORD, SCRAM_USER, alter_topic};
 pub use murmur2::partition;
 pub use outbox::{Message, TABLES, Table, insert};
 pub use postgres::{Postgres, Stop, listening};
 pub use programs::{MAJOR, MAJORS, java, kafka_classpath, postgres_bindir, repository};
+pub use proxy::Proxy;
 pub use read::Seen;
 pub use run::{free_port, new_dir, unique};
 pub use scene::Scene;
 pub use sql::{Sql, block_on, explain};
-pub use verify::{Expected, Report, Token, verify};
+pub use verify::{Arrival, Expected, Report, Token, Verifier, verify};
 pub use wait::{hold, pace, seconds, wait_for, wait_some};
 pub use walpost::{Output, Walpost, WalpostCommand, walpost};
 pub use workload::{Load, Random, Workload, noise};

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::certs::Certificate;
 use super::programs::postgres_bindir;
+use super::proxy::Proxy;
 use super::run::{self, Process, free_port, new_dir};
 use super::sql::Sql;
 use super::wait::{seconds, wait_for};
@@ -124,14 +125,13 @@ impl Postgres {
     fn wait_ready(&self) {
         let what = format!("Postgres {} to accept connections", self.major);
         wait_for(seconds(60), &what, || {
-            let running = self.process.as_ref().is_some_and(Process::is_running);
-            assert!(running, "Postgres {} ended while it started", self.major);
-            Sql::try_connect(&self.url("postgres")).is_ok()
+            assert!(self.is_running(), "Postgres {} ended while it started", self.major);
+            self.answers()
         });
     }
 
     pub fn start_without_waiting(&mut self) {
-        assert!(self.process.is_none(), "it is running");
+        assert!(!self.is_running(), "it is running");
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a server log");
         let mut command = as_server_user(&postgres_bindir(self.major).join("postgres"));
         command.arg("-D").arg(&self.data).stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
@@ -172,15 +172,28 @@ impl Postgres {
     /// Asks for a stop as `pg_ctl stop -m` does, and returns how long it took.
     #[track_caller]
     pub fn stop(&mut self, how: Stop, bound: Duration) -> Duration {
-        let process = self.process.take().expect("a running Postgres");
         let asked = Instant::now();
-        process.signal(match how {
+        self.ask_to_stop(how);
+        self.process.take().expect("a running Postgres").wait_exit(bound);
+        asked.elapsed()
+    }
+
+    /// Asks for a stop and returns at once.
+    pub fn ask_to_stop(&self, how: Stop) {
+        self.process.as_ref().expect("a running Postgres").signal(match how {
             Stop::Smart => libc::SIGTERM,
             Stop::Fast => libc::SIGINT,
             Stop::Immediate => libc::SIGQUIT,
         });
-        process.wait_exit(bound);
-        asked.elapsed()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.process.as_ref().is_some_and(Process::is_running)
+    }
+
+    /// Whether it accepts connections.
+    pub fn answers(&self) -> bool {
+        Sql::try_connect(&self.url("postgres")).is_ok()
     }
 
     /// SIGKILL to every process of the server: nothing is flushed, nobody says good-bye. (An earlier backend that lived
@@ -220,10 +233,18 @@ impl Postgres {
 
     /// The pid of the walsender that serves a slot.
     pub fn walsender(&self, slot: &str) -> Option<i32> {
-        let pid = self
-            .sql("postgres")
-            .optional(&format!("select active_pid from pg_replication_slots where slot_name = '{slot}'"))?;
-        pid.parse().ok()
+        self.sql("postgres").optional(&active_pid(slot))?.parse().ok()
+    }
+
+    /// The same; None too where the server does not answer.
+    pub fn try_walsender(&self, slot: &str) -> Option<i32> {
+        let rows = Sql::try_connect(&self.url("postgres")).ok()?.try_rows(&active_pid(slot)).ok()?;
+        rows.first()?.first()?.as_ref()?.parse().ok()
+    }
+
+    /// By a proxy that stands before it.
+    pub fn url_by(&self, proxy: &Proxy, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", proxy.port)
     }
 }
 
@@ -242,6 +263,10 @@ impl Drop for Postgres {
         self.process = None;
         let _ = fs::remove_dir_all(&self.home);
     }
+}
+
+fn active_pid(slot: &str) -> String {
+    format!("select active_pid from pg_replication_slots where slot_name = '{slot}'")
 }
 
 fn children_of(parent: i32) -> Vec<i32> {

@@ -8,7 +8,7 @@ use super::outbox::Table;
 use super::postgres::Postgres;
 use super::run::unique;
 use super::sql::Sql;
-use super::verify::{Expected, Report, verify};
+use super::verify::{Expected, Report, Verifier};
 use super::wait::{seconds, wait_for};
 use super::walpost::{WalpostCommand, walpost};
 use super::workload::Workload;
@@ -92,6 +92,10 @@ impl Kafka {
     pub fn verify(&self, workload: &Workload, expected: &[Expected]) -> Report {
         let topics = workload.topics();
         let topics = topics.each_ref().map(String::as_str);
-        verify(expected, &self.read(&topics), |topic| self.partition_count(topic))
+        let mut verifier = Verifier::new(expected, |topic: &str| self.partition_count(topic));
+        self.scan(&topics, |seen| {
+            verifier.see(&seen);
+        });
+        verifier.finish()
     }
 }

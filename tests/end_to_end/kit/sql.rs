@@ -70,15 +70,17 @@ impl Sql {
     /// All rows, all columns as text.
     #[track_caller]
     pub fn rows(&self, sql: &str) -> Vec<Vec<Option<String>>> {
-        let messages =
-            block_on(self.client.simple_query(sql)).unwrap_or_else(|error| panic!("{}\nin: {sql}", explain(&error)));
+        self.try_rows(sql).unwrap_or_else(|error| panic!("{}\nin: {sql}", explain(&error)))
+    }
+
+    pub fn try_rows(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Error> {
         let row = |message| match message {
             SimpleQueryMessage::Row(row) => {
                 Some((0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect())
             }
             _ => None,
         };
-        messages.into_iter().filter_map(row).collect()
+        Ok(block_on(self.client.simple_query(sql))?.into_iter().filter_map(row).collect())
     }
 
     pub fn try_execute_with(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {

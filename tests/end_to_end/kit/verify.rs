@@ -42,52 +42,96 @@ pub struct Report {
 
 /// `seen` must be in offset order within each partition; `partitions` are the topic's.
 pub fn verify(expected: &[Expected], seen: &[Seen], partitions: impl Fn(&str) -> i32) -> Report {
-    let mut report = Report { expected: expected.len(), seen: seen.len(), ..Report::default() };
-    let by_id: HashMap<&str, &Expected> = expected.iter().map(|row| (row.id.as_str(), row)).collect();
-    assert_eq!(by_id.len(), expected.len(), "the workload gave an id twice");
-    let mut partition_counts: HashMap<&str, i32> = HashMap::new();
-    let mut arrived: HashSet<&str> = HashSet::new();
-    let mut latest: HashMap<(&str, &str), u64> = HashMap::new();
-    let mut positions: HashMap<u64, Vec<(u64, u32)>> = HashMap::new();
-    // Of these transactions the log did not tell all rows first.
-    let mut partly: HashSet<u64> = HashSet::new();
+    let mut verifier = Verifier::new(expected, partitions);
     for record in seen {
+        verifier.see(record);
+    }
+    verifier.finish()
+}
+
+/// What a record turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    First,
+    Repeated,
+    Invented,
+}
+
+/// [`verify`] for records that are not kept: shown one by one, in offset order within each partition.
+pub struct Verifier<'a, P> {
+    expected: &'a [Expected],
+    by_id: HashMap<&'a str, &'a Expected>,
+    partitions: P,
+    partition_counts: HashMap<&'a str, i32>,
+    arrived: HashSet<&'a str>,
+    latest: HashMap<(&'a str, &'a str), u64>,
+    positions: HashMap<u64, Vec<(u64, u32)>>,
+    /// Of these transactions the log did not tell all rows first.
+    partly: HashSet<u64>,
+    report: Report,
+}
+
+impl<'a, P: Fn(&str) -> i32> Verifier<'a, P> {
+    pub fn new(expected: &'a [Expected], partitions: P) -> Self {
+        let by_id: HashMap<&str, &Expected> = expected.iter().map(|row| (row.id.as_str(), row)).collect();
+        assert_eq!(by_id.len(), expected.len(), "the workload gave an id twice");
+        Verifier {
+            expected,
+            by_id,
+            partitions,
+            partition_counts: HashMap::new(),
+            arrived: HashSet::new(),
+            latest: HashMap::new(),
+            positions: HashMap::new(),
+            partly: HashSet::new(),
+            report: Report { expected: expected.len(), ..Report::default() },
+        }
+    }
+
+    pub fn see(&mut self, record: &Seen) -> Arrival {
+        let report = &mut self.report;
+        report.seen += 1;
         let id = record.header("id").unwrap_or_default();
-        let Some(&row) = by_id.get(id.as_str()) else {
+        let Some(&row) = self.by_id.get(id.as_str()) else {
             report.invented.push(place(record));
-            continue;
+            return Arrival::Invented;
         };
-        let count = *partition_counts.entry(&row.topic).or_insert_with(|| partitions(&row.topic));
+        let count = *self.partition_counts.entry(&row.topic).or_insert_with(|| (self.partitions)(&row.topic));
         let faults = faults(row, record, count);
         if !faults.is_empty() {
             report.wrong.push(format!("{}: {faults}", place(record)));
         }
         let from_table = record.header("origin").is_some();
         report.from_table += usize::from(from_table);
-        if !arrived.insert(&row.id) {
+        if !self.arrived.insert(&row.id) {
             report.repeated.push(place(record));
-            continue;
+            return Arrival::Repeated;
         }
         if from_table {
-            partly.insert(row.transaction);
-            continue;
+            self.partly.insert(row.transaction);
+            return Arrival::First;
         }
-        let latest = latest.entry((&row.topic, &row.key)).or_default();
+        let latest = self.latest.entry((&row.topic, &row.key)).or_default();
         if row.sequence < *latest {
             report.swapped.push(format!("{} is {} of its key and came after {latest}", place(record), row.sequence));
         }
         *latest = row.sequence.max(*latest);
         if let Some(token) = record.header("token").as_deref().and_then(Token::parse) {
-            positions.entry(row.transaction).or_default().push((token.commit_lsn, token.ordinal));
+            self.positions.entry(row.transaction).or_default().push((token.commit_lsn, token.ordinal));
         }
+        Arrival::First
     }
-    report.lost = expected.iter().filter(|row| !arrived.contains(row.id.as_str())).map(|row| row.id.clone()).collect();
-    for (transaction, positions) in positions {
-        if let Some(fault) = token_fault(positions, partly.contains(&transaction)) {
-            report.wrong.push(format!("tokens of transaction {transaction}: {fault}"));
+
+    pub fn finish(mut self) -> Report {
+        let lost = self.expected.iter().filter(|row| !self.arrived.contains(row.id.as_str()));
+        self.report.lost = lost.map(|row| row.id.clone()).collect();
+        for (transaction, positions) in self.positions {
+            if let Some(fault) = token_fault(positions, self.partly.contains(&transaction)) {
+                self.report.wrong.push(format!("tokens of transaction {transaction}: {fault}"));
+            }
         }
+        self.report
     }
-    report
 }
 
 /// The header `token`, read by the tests' own eyes.

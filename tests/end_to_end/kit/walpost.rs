@@ -157,6 +157,11 @@ impl Walpost {
         self.process.wait_exit(bound)
     }
 
+    /// None while it runs.
+    pub fn exit_code(&self) -> Option<i32> {
+        self.process.exit_code()
+    }
+
     /// SIGTERM, and insists on a clean end.
     #[track_caller]
     pub fn stop(&self) {
@@ -232,13 +237,12 @@ impl Walpost {
     pub fn metric(&self, name: &str, label: &str) -> Option<f64> {
         let (code, body) = self.get("/metrics").expect("an answer of /metrics");
         assert_eq!(code, 200, "/metrics");
-        let value = |line: &str| {
-            let (series, value) = line.rsplit_once(' ')?;
-            let (metric, labels) = series.split_once('{').unwrap_or((series, ""));
-            (metric == name && labels.contains(label)).then(|| value.parse::<f64>().ok())?
-        };
-        let values: Vec<f64> = body.lines().filter_map(value).collect();
-        (!values.is_empty()).then(|| values.iter().sum())
+        sum(&body, name, label)
+    }
+
+    /// Whether it holds the slot; false too where it does not answer.
+    pub fn is_leader(&self) -> bool {
+        self.get("/metrics").is_ok_and(|(_, body)| sum(&body, "walpost_leader", "") == Some(1.0))
     }
 
     /// Waits until the relay has published (and had confirmed) at least this many messages since its start.
@@ -266,6 +270,17 @@ impl Walpost {
     pub fn wait_status<T>(&self, bound: Duration, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
         wait_some(bound, what, || look(&self.try_status()?))
     }
+}
+
+/// Of a page of metrics.
+fn sum(page: &str, name: &str, label: &str) -> Option<f64> {
+    let value = |line: &str| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (metric, labels) = series.split_once('{').unwrap_or((series, ""));
+        (metric == name && labels.contains(label)).then(|| value.parse::<f64>().ok())?
+    };
+    let values: Vec<f64> = page.lines().filter_map(value).collect();
+    (!values.is_empty()).then(|| values.iter().sum())
 }
 
 #[derive(Clone, Copy, Debug)]

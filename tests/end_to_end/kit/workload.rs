@@ -187,8 +187,9 @@ impl Writer {
                 // error is a mistake of the test.
                 let code = error.code().map_or("08000", |code| code.code());
                 assert!(code.starts_with("57P") || code.starts_with("08"), "{}", explain(&error));
-                sql = self.reconnect(&error);
-                self.is_there(&sql, &rows[0].0.id)
+                let (again, committed) = self.find_out(&error, &rows[0].0.id);
+                sql = again;
+                committed
             });
             if committed {
                 self.committed.fetch_add(size, Ordering::Relaxed);
@@ -253,14 +254,16 @@ impl Writer {
         Ok(())
     }
 
-    fn reconnect(&self, error: &tokio_postgres::Error) -> Sql {
+    /// A new connection, and whether the row was committed; the server may go away again meanwhile.
+    fn find_out(&self, error: &tokio_postgres::Error, id: &str) -> (Sql, bool) {
         let what = format!("Postgres to take the writers back after: {}", explain(error));
-        wait_some(seconds(90), &what, || Sql::try_connect(&self.workload.url).ok())
-    }
-
-    fn is_there(&self, sql: &Sql, id: &str) -> bool {
         let (column, name) = (self.workload.table.id_column(), &self.workload.name);
-        sql.is_true(&format!("select exists (select from {name} where {column} = '{id}')"))
+        let query = format!("select 1 from {name} where {column} = '{id}'");
+        wait_some(seconds(90), &what, || {
+            let sql = Sql::try_connect(&self.workload.url).ok()?;
+            let committed = !sql.try_rows(&query).ok()?.is_empty();
+            Some((sql, committed))
+        })
     }
 
     /// Rows of one transaction, and how each must arrive.
