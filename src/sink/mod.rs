@@ -7,6 +7,7 @@
 //!  topics      what is known of each topic
 //!  librarian   the thread that asks the cluster while the loop goes on
 //!  desk        the questions themselves: topics, limits, reachability
+//!  tail        which of our records are there already, for the start of a session
 //!  properties  librdkafka's settings, with the reason of each that a promise rests on
 //!  refusal     what an error on a report means: poison, route, or neither
 //!
@@ -29,6 +30,7 @@ pub mod properties;
 pub mod reader;
 pub mod refusal;
 pub mod stand_in;
+pub mod tail;
 pub mod topics;
 
 pub use kafka::KafkaSink;
