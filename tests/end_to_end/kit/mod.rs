@@ -21,7 +21,7 @@ mod walpost;
 mod workload;
 
 pub use certs::{Authority, Certificate};
-pub use kafka::{Kafka, SCRAM_PASSWORD, SCRAM_USER};
+pub use kafka::{AUTHORIZER, Kafka, SCRAM_PASSWORD, SCRAM_USER};
 pub use murmur2::partition;
 pub use outbox::{Message, TABLES, Table, insert};
 pub use postgres::{Postgres, Stop, listening};
