@@ -115,14 +115,14 @@ pub fn tail(config: &Config) -> ClientConfig {
         .set("queued.min.messages", "1000")
         .set("queued.max.messages.kbytes", "1024")
         .set("fetch.message.max.bytes", "262144")
-        .set("fetch.max.bytes", "1048576")
-        // librdkafka wants it no larger than the former; a larger record comes all the same.
+        .set("fetch.max.bytes", "2097152")
+        // librdkafka wants it no larger than the former; a larger record comes all the same, alone.
         .set("message.max.bytes", "1000000")
         .set("receive.message.max.bytes", "2147483647")
         // A full queue is emptied within milliseconds; with the default, small limits cost a second each time.
         .set("fetch.queue.backoff.ms", "5")
         .set("fetch.error.backoff.ms", "50")
-        // A broker that has something answers at once. This is for the end of a partition that ends in a gap.
-        .set("fetch.wait.max.ms", "10");
+        // A broker that has something answers at once. One that has not would hold up the next chunk.
+        .set("fetch.wait.max.ms", "2");
     client
 }

@@ -6,6 +6,9 @@
 //!  own        which records are ours                            (pure)
 //!  backwards  what to read next of a partition, when to stop    (pure)
 //!  client     the consumer that reads
+//!  ends       where the partitions begin and end
+//!  headers    a record's headers, as bytes
+//!  listener   what librdkafka says meanwhile
 //! ```
 //!
 //! Each partition is read backwards from its end, in growing chunks, until the oldest own record of a chunk lies below
@@ -15,6 +18,7 @@
 //! holds nothing but what was read.
 
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -32,6 +36,9 @@ use crate::sink::properties;
 
 mod backwards;
 mod client;
+mod ends;
+mod headers;
+mod listener;
 mod own;
 #[cfg(test)]
 mod scripted_tests;
@@ -43,11 +50,10 @@ pub(crate) use own::OwnNames;
 const IDLE: Duration = Duration::from_secs(10);
 /// How long one topic may take, all its partitions together.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// How much may be read for one topic, counted as [`client`] counts it: 256 bytes a record at least. So an answer holds at
-/// most 262 144 records, 4 MiB.
-const BYTES_MAX: u64 = 64 << 20;
-/// A small window is no reason to give up among the records of other writers.
+/// Twice the window may be read: one partition may hold all of it, and once more what was fed again after a failed report.
+/// But a small window is no reason to give up among the records of other writers.
 const RECORDS_AT_LEAST: u64 = 10_000;
+const BYTES_AT_LEAST: u64 = 64 << 20;
 
 /// What a partition's end holds of our own streamed records with a commit LSN at or after the confirmed one.
 ///
@@ -135,7 +141,7 @@ pub enum TailError {
     NoAnswer { topic: Arc<str>, within: Duration, reason: String },
     #[error("the Kafka client that reads could not be made: {0}; see kafka.properties")]
     Client(KafkaError),
-    #[error("the thread that reads has ended")]
+    #[error("the thread that reads records back has failed")]
     Ended,
 }
 
@@ -180,7 +186,8 @@ struct Question {
 struct Limits {
     /// Of one partition.
     records: u64,
-    /// Of the whole answer.
+    /// Of the whole answer, each record counted as 256 bytes at least. So what is kept of them takes a sixteenth at most: 4
+    /// MiB of 64.
     bytes: u64,
     within: Duration,
 }
@@ -188,9 +195,10 @@ struct Limits {
 impl TailReader {
     /// Starts the thread, and no client before it is asked. Fails on settings that librdkafka refuses by themselves.
     pub fn start(config: &Config, mailbox: Arc<Mailbox>) -> KafkaResult<TailReader> {
-        // One partition may hold the whole window, and once more what was fed again after a failed report.
-        let records = (config.window.messages as u64).saturating_mul(2).max(RECORDS_AT_LEAST);
-        TailReader::start_with(config, mailbox, Limits { records, bytes: BYTES_MAX, within: READ_WITHIN })
+        let twice = |window: usize| (window as u64).saturating_mul(2);
+        let records = twice(config.window.messages).max(RECORDS_AT_LEAST);
+        let bytes = twice(config.window.bytes).max(BYTES_AT_LEAST);
+        TailReader::start_with(config, mailbox, Limits { records, bytes, within: READ_WITHIN })
     }
 
     fn start_with(config: &Config, mailbox: Arc<Mailbox>, limits: Limits) -> KafkaResult<TailReader> {
@@ -252,7 +260,14 @@ impl Thread {
             match question {
                 _ if self.stopping.load(Ordering::Relaxed) => return,
                 Ok(question) => {
-                    let tails = self.tails(&question);
+                    // A panic in the client's library must not leave rows waiting for ever; what it broke is dropped.
+                    let tails = panic::catch_unwind(AssertUnwindSafe(|| self.tails(&question)));
+                    let tails = tails.unwrap_or(Err(TailError::Ended));
+                    // A client may hang for good after a broker that froze, silently; and it remembers a refusal.
+                    let slow = |tails: &Vec<(u32, Tail)>| tails.iter().any(|(_, tail)| tail.cut() == Some(Cut::Time));
+                    if tails.as_ref().map_or(true, slow) {
+                        self.drop_client();
+                    }
                     let Question { topic, asked, .. } = question;
                     self.mailbox.put(|inbox| inbox.tails.push(TailAnswer { topic, asked, tails }));
                 }
@@ -279,11 +294,6 @@ impl Thread {
                 tracing::debug!(topic, partitions, known, cut, took_ms, "read the tails of the topic {topic:?}");
             }
             Err(error) => tracing::debug!(%error, "no tails"),
-        }
-        // A client may hang for good after a broker that froze, silently; and it remembers a refusal.
-        let slow = |tails: &Vec<(u32, Tail)>| tails.iter().any(|(_, tail)| tail.cut() == Some(Cut::Time));
-        if tails.as_ref().map_or(true, slow) {
-            self.drop_client();
         }
         tails
     }

@@ -1,5 +1,5 @@
 //! The built binary against real servers: one file for each promise, named after it. `make test` runs them; they need
-//! Java and what `scripts/stack` finds or fetches, and fail without it.
+//! Java and what `scripts/stack` finds or fetches, and fail without it. `tails` alone uses the library.
 
 mod a_message_that_cannot_be_sent;
 mod documents;
@@ -20,6 +20,7 @@ mod setting_up;
 mod shutdown_never_waits;
 mod sigterm_leaves_nothing_to_repeat;
 mod storms;
+mod tails;
 mod the_kit_works;
 mod tls;
 mod until_caught_up;

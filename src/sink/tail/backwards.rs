@@ -9,7 +9,7 @@ use crate::sink::tail::own::Own;
 use crate::sink::tail::{Cut, Tail, digest};
 
 /// Of the first chunk, for a few partitions. Most tails are short, and the first answer tells how large records are.
-const FIRST_CHUNK: i64 = 16;
+const FIRST_CHUNK: i64 = 32;
 /// Of the first chunks of all partitions together.
 const FIRST_CHUNKS: i64 = 16_384;
 /// A later chunk is so many times as long as the one before it. What was read already is read again where it is in the same
@@ -213,11 +213,11 @@ mod tests {
     #[test]
     fn among_many_partitions_each_begins_with_a_small_chunk() {
         let first = |partitions| Backwards::new(0, 1_000, partitions, ALL, Lsn(1)).chunk().map(Chunk::len);
-        assert_eq!(first(1), Some(16));
-        assert_eq!(first(400), Some(16));
+        assert_eq!(first(1), Some(32));
+        assert_eq!(first(400), Some(32));
         assert_eq!(first(4_000), Some(4));
         assert_eq!(first(1_000_000), Some(1));
-        assert_eq!(first(0), Some(16));
+        assert_eq!(first(0), Some(32));
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
     fn large_records_make_small_chunks() {
         let log = dense(0..1_000);
         let (tail, chunks) = read(&log, 0, 1_000, Backwards::new(0, 1_000, 1, ALL, Lsn(900)), 20);
-        assert_eq!((tail.len(), chunks), (100, 6));
+        assert_eq!((tail.len(), chunks), (100, 5));
     }
 
     fn log() -> impl Strategy<Value = Log> {

@@ -5,13 +5,13 @@ use std::process::Stdio;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
 use rdkafka::admin::{
     AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
 };
 use rdkafka::client::DefaultClientContext;
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::metadata::MetadataPartition;
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use super::broker::Broker;
 use super::certs::{Authority, Certificate};
@@ -22,6 +22,11 @@ use super::wait::{seconds, wait_for};
 /// A user of the TLS listener.
 pub const SCRAM_USER: &str = "relay";
 pub const SCRAM_PASSWORD: &str = "correct horse; battery staple";
+
+/// Properties with which a user of the TLS listener may do only what was granted, and the plain one everything.
+pub const AUTHORIZER: &str = "\
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS";
 
 /// A Kafka that is described and not yet started.
 pub struct KafkaBuilder {
@@ -286,6 +291,27 @@ impl Kafka {
         let whole = |partition: &MetadataPartition| partition.isr().len() == partition.replicas().len();
         let topics = metadata.topics().iter().filter(|topic| !topic.name().starts_with("__"));
         topics.flat_map(|topic| topic.partitions()).all(whole)
+    }
+
+    /// Cuts a partition's log: what is before `offset` is gone.
+    #[track_caller]
+    pub fn delete_records(&self, topic: &str, partition: i32, offset: i64) {
+        let mut before = TopicPartitionList::new();
+        before.add_partition_offset(topic, partition, Offset::Offset(offset)).expect("an offset");
+        let cut = block_on(self.admin().delete_records(&before, &options())).expect("an answer from Kafka");
+        assert!(cut.elements().iter().all(|part| part.error().is_ok()), "cutting {topic}: {cut:?}");
+    }
+
+    /// Grants [`SCRAM_USER`] an operation on a topic. The broker needs an authorizer: see [`AUTHORIZER`].
+    #[track_caller]
+    pub fn allow(&self, operation: &str, topic: &str) {
+        let mut command = java("128m");
+        command.arg("org.apache.kafka.tools.AclCommand").args(["--bootstrap-server", &self.bootstrap(), "--add"]);
+        command.args(["--allow-principal", &format!("User:{SCRAM_USER}")]);
+        command.args(["--operation", operation, "--topic", topic]);
+        let output = command.output().expect("java");
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "granting {operation} on {topic} failed: {said}");
     }
 
     /// Every topic whose name does not begin with two underscores.

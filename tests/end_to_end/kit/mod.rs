@@ -24,7 +24,7 @@ mod workload;
 
 pub use broker::Broker;
 pub use certs::{Authority, Certificate};
-pub use kafka::{Kafka, SCRAM_PASSWORD, SCRAM_USER, alter_topic};
+pub use kafka::{AUTHORIZER, Kafka, SCRAM_PASSWORD, SCRAM_USER, alter_topic};
 pub use murmur2::partition;
 pub use outbox::{Message, TABLES, Table, insert};
 pub use postgres::{Postgres, Stop, listening};
