@@ -86,7 +86,11 @@ fn heals_a_slot_that_was_dropped_amid_load() {
         let prepared = open("begin", 2);
         prepared.execute("prepare transaction 'old'");
         let ghost = open("begin", 3);
-        relay.wait_published(relay.published() + 200, seconds(40));
+        // The horizon comes up to the oldest of them and no further: its row is the first that may be missing.
+        let oldest = old.value("select pg_current_xact_id()");
+        wait_for(seconds(40), "the horizon to come up to the oldest transaction", || {
+            scene.sql().is_true(&format!("select horizon = '{oldest}' from walpost.checkpoint"))
+        });
         relay.kill9();
         drop_slot(&scene);
         let before = load.committed();
