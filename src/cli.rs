@@ -6,17 +6,14 @@ use std::convert::Infallible;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::settings::{self, Kind};
 use crate::config::{self, ConfigErrors, Environment, Given, Loaded, Needs, Secret};
 
-mod parked;
-mod recover;
+mod args;
 
-pub use parked::{ParkedArgs, ParkedCommand, WhichParked};
-pub use recover::RecoverArgs;
+pub use args::*;
 
 /// What the process ends with.
 pub mod exit {
@@ -99,6 +96,13 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show where the relay stands, with or without a running one
     Status(StatusArgs),
+    /// Messages that could not be sent: list them, show one, publish or discard them
+    ///
+    /// What cannot be sent as it is (too large, refused by the topic, a row that makes no record) is set aside in
+    /// walpost.parked_messages, and later messages of the same topic and key wait behind it. `retry` and `discard` leave a
+    /// wish there, which the running relay follows within a second or two: it alone publishes, in order.
+    #[command(subcommand_required = true, arg_required_else_help = true)]
+    Parked(ParkedArgs),
     /// Heal a lost slot: publish again from the table what may be missing, and stream on without a gap
     ///
     /// For when the slot was dropped, lost, moved or made again, or the publication was changed. The rows that may not have
@@ -108,13 +112,6 @@ pub enum Command {
     /// table was read. Cut off at any moment, it starts over when it is run again. Rows that were deleted from the table
     /// before cannot be healed.
     Recover(RecoverArgs),
-    /// Messages that could not be sent: list them, show one, publish or discard them
-    ///
-    /// What cannot be sent as it is (too large, refused by the topic, a row that makes no record) is set aside in
-    /// walpost.parked_messages, and later messages of the same topic and key wait behind it. `retry` and `discard` leave a
-    /// wish there, which the running relay follows within a second or two: it alone publishes, in order.
-    #[command(subcommand_required = true, arg_required_else_help = true)]
-    Parked(ParkedArgs),
     /// Drop slot and publication; refuses while a relay uses the slot
     Teardown(TeardownArgs),
     /// Check, show or print the settings, without connecting to anything
@@ -136,99 +133,6 @@ pub enum Command {
     Demo(DemoArgs),
     /// Show the version
     Version(VersionArgs),
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct RunArgs {
-    /// Create what is missing first, as `walpost setup` does
-    #[arg(long)]
-    pub setup: bool,
-    /// End with 0 once everything that was committed before the start is confirmed
-    #[arg(long)]
-    pub until_caught_up: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct SetupArgs {
-    /// Write SQL for a migration to standard output and touch nothing
-    #[arg(long)]
-    pub print: bool,
-    /// Create the outbox table as well
-    #[arg(long)]
-    pub create_table: bool,
-    /// Table layout to create or to expect; also in the configuration as `preset`
-    #[arg(long, value_name = "PRESET", value_parser = PossibleValuesParser::new(choices("preset")))]
-    pub preset: Option<String>,
-    /// Grant what the relay needs, and no more, to this role
-    #[arg(long, value_name = "ROLE")]
-    pub grants: Option<String>,
-    /// Take over a record that another Kafka cluster or relay left
-    #[arg(long)]
-    pub adopt: bool,
-    /// Go on after a lost slot or a gap without healing it; says what may be missing
-    #[arg(long)]
-    pub accept_gap: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct DoctorArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct StatusArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct TeardownArgs {
-    /// Do not ask
-    #[arg(long)]
-    pub yes: bool,
-}
-
-#[derive(Clone, Debug, Args)]
-pub struct ConfigArgs {
-    #[command(subcommand)]
-    pub command: ConfigCommand,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-pub enum ConfigCommand {
-    /// Say OK, or everything that is wrong (exit code 78)
-    Check(ConfigCheckArgs),
-    /// Print the settings that count and where each comes from; secrets are not shown
-    Show(ConfigShowArgs),
-    /// Print a file with every setting, its default and its help
-    Template,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct ConfigCheckArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct ConfigShowArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct DemoArgs {}
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct VersionArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// The settings that have a flag. Addresses and properties may hold a password, so they are secrets here.

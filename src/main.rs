@@ -124,13 +124,6 @@ async fn run(cli: &Cli, environment: &Environment) -> io::Result<u8> {
             let well = commands::doctor::run(&config, options, kafka, &mut out).await?;
             Ok(if well { exit::DONE } else { exit::FOUND })
         }
-        Command::Recover(args) => {
-            let RecoverArgs { dry_run, yes, json, all_rows, after_pg_upgrade, unmarked_only } = args.clone();
-            let options = RecoverOptions { dry_run, yes, json, all_rows, after_pg_upgrade, unmarked_only };
-            let mut answers = io::BufReader::new(io::stdin());
-            let ask = io::stdin().is_terminal().then_some(&mut answers as &mut (dyn io::BufRead + Send));
-            end(commands::recover::run(config, options, ask, &mut Heedless(out)).await, RecoverError::exit_code)
-        }
         Command::Parked(args) => {
             let which = |which: &WhichParked| if which.all { Which::All } else { Which::These(which.ids.clone()) };
             let options = match &args.command {
@@ -148,6 +141,13 @@ async fn run(cli: &Cli, environment: &Environment) -> io::Result<u8> {
             let mut answers = io::BufReader::new(io::stdin());
             let ask = io::stdin().is_terminal().then_some(&mut answers as &mut (dyn io::BufRead + Send));
             end(commands::parked::run(&config, options, ask, &mut out).await, ParkedCommandError::exit_code)
+        }
+        Command::Recover(args) => {
+            let RecoverArgs { dry_run, yes, json, all_rows, after_pg_upgrade, unmarked_only } = args.clone();
+            let options = RecoverOptions { dry_run, yes, json, all_rows, after_pg_upgrade, unmarked_only };
+            let mut answers = io::BufReader::new(io::stdin());
+            let ask = io::stdin().is_terminal().then_some(&mut answers as &mut (dyn io::BufRead + Send));
+            end(commands::recover::run(config, options, ask, &mut Heedless(out)).await, RecoverError::exit_code)
         }
         Command::Teardown(args) => {
             let mut answers = io::BufReader::new(io::stdin());

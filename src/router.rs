@@ -19,6 +19,8 @@ use crate::outbox::{
 };
 use crate::source::{Relation, Row};
 
+#[cfg(test)]
+mod fuzz_tests;
 mod headers;
 mod intern;
 pub mod partition;

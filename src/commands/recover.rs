@@ -214,7 +214,7 @@ async fn load_parked(client: &Client, lot: &Lot) -> Result<Option<Parked>, Recov
     if version.is_none_or(|version| version < parked::SINCE_VERSION) {
         return Ok(None);
     }
-    let loaded = async { Ok(Parked { queues: lot.load(client).await?, message_ids: lot.message_ids(client).await? }) };
+    let loaded = async { Ok(Parked { queues: lot.load(client).await?, message_ids: lot.ids(client).await? }) };
     match loaded.await {
         Ok(parked) => Ok(Some(parked)),
         Err(error @ ParkedError::Failed { .. }) if error.sqlstate() == Some("42501") => {

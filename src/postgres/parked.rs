@@ -112,9 +112,9 @@ impl Lot {
     }
 
     /// The ids of all messages that are parked.
-    pub async fn message_ids(&self, client: &Client) -> Result<HashSet<String>, ParkedError> {
+    pub async fn ids(&self, client: &Client) -> Result<HashSet<String>, ParkedError> {
         let rows =
-            query(client, "read", include_str!("../../sql/089_parked_ids.sql"), &[(&self.slot, Type::TEXT)]).await?;
+            query(client, "read", include_str!("../../sql/070_parked_ids.sql"), &[(&self.slot, Type::TEXT)]).await?;
         rows.iter().map(|row| get(row, 0)).collect()
     }
 

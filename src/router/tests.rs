@@ -145,6 +145,31 @@ fn names_of_headers_are_settable_and_an_empty_name_switches_one_off() {
 }
 
 #[test]
+fn a_row_of_the_table_has_the_record_of_the_stream_with_its_origin_for_a_token() {
+    let (config, values) = (config(), usual(&[("headers", br#"{"traceparent": "00-ab"}"#)]));
+    let streamed = record_in(&config, &WALPOST, &values);
+    let relation = relation(&WALPOST);
+    let mapping = Mapping::resolve(&relation, &config.columns, None).unwrap();
+    let mut router = Router::new(&config).unwrap();
+    router.bind(&relation, &mapping).unwrap();
+    let row = row(&relation, &values);
+    let routed = router.route_from_table(&mapping.message(&row).unwrap(), &row, Origin::Recover).unwrap();
+    let Routed::Publish(mut read) = routed else { panic!("expected a record: {routed:?}") };
+    assert_eq!(headers(&read)[2], some("origin", "recover"));
+    read.headers[2] = streamed.headers[2].clone();
+    assert_eq!(read, streamed);
+}
+
+#[test]
+fn no_row_may_claim_an_origin() {
+    assert_eq!(poison(&usual(&[("headers", br#"{"origin": "here"}"#)])).reason, PoisonReason::ReservedHeader);
+    let mut config = config();
+    config.headers.origin = "walpost-origin".to_owned();
+    let record = record_in(&config, &WALPOST, &usual(&[("headers", br#"{"origin": "here"}"#)]));
+    assert_eq!(headers(&record)[3], some("origin", "here"));
+}
+
+#[test]
 fn a_header_whose_value_is_absent_is_left_out() {
     let mut config = config();
     config.headers.created_at = "at".to_owned();

@@ -9,6 +9,7 @@ mod first_errors;
 mod idle_slot_advances;
 mod kafka_outage;
 mod kit;
+mod last_write_wins;
 mod memory_is_bounded;
 mod no_repeats_without_a_crash;
 mod nothing_is_lost;

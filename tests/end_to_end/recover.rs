@@ -423,3 +423,59 @@ fn reads_a_partitioned_outbox_whole_and_a_role_with_the_printed_grants_may_do_it
         assert_eq!(report.from_table, 300);
     }
 }
+
+/// Parked messages stay parked, rows of their keys wait behind them, and no row is there twice.
+#[test]
+fn what_is_parked_stays_parked_and_holds_its_key() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let scene = Scene::new(&postgres, kafka, Table::Walpost);
+    let topic = format!("healed-{}", unique());
+    kafka.create_topic(&topic, 2, &[("max.message.bytes", "5000")]);
+    let sql = scene.sql();
+    let insert = |key: &str, number: u64, bytes: usize| {
+        let noise = noise(&mut Random::new(number), bytes);
+        sql.execute(&format!(
+            "insert into outbox_messages (aggregate_type, aggregate_id, event_type, topic, payload)
+             values ('a', '{key}', 'e', '{topic}', '{{\"n\": {number}, \"noise\": \"{noise}\"}}')"
+        ));
+    };
+    let arrived = |key: &str| {
+        let records = kafka.read(&[&topic]);
+        let of_key = records.into_iter().filter(|record| record.key.as_deref() == Some(key.as_bytes()));
+        let number = |record: Seen| {
+            let value: serde_json::Value =
+                serde_json::from_slice(record.value.as_deref().unwrap_or_default()).expect("JSON");
+            value["n"].as_u64().expect("a number")
+        };
+        of_key.map(number).collect::<Vec<_>>()
+    };
+    let parked = |relay: &Walpost| relay.try_status().and_then(|status| status["parked"]["messages"].as_u64());
+    // An open transaction holds the horizon back, so that all of these are at risk.
+    let holder = scene.sql();
+    holder.execute("begin");
+    holder.execute("select pg_current_xact_id()");
+    let relay = scene.walpost("run").spawn();
+    insert("a", 1, 20_000);
+    insert("a", 2, 10);
+    insert("b", 3, 10);
+    wait_for(seconds(40), "two parked messages", || parked(&relay) == Some(2));
+    wait_for(seconds(40), "the other key", || arrived("b") == [3]);
+    relay.stop();
+    holder.execute("rollback");
+    sql.execute(&format!("select pg_drop_replication_slot('{}')", scene.name));
+    insert("a", 4, 10);
+    insert("b", 5, 10);
+    scene.walpost("recover --yes").succeeds(seconds(60));
+    assert_eq!(arrived("a"), [0; 0]);
+    let relay = scene.walpost("run").spawn();
+    insert("a", 6, 10);
+    insert("b", 7, 10);
+    wait_for(seconds(40), "four parked messages", || parked(&relay) == Some(4));
+    wait_for(seconds(40), "the other key", || arrived("b").contains(&7));
+    kafka.alter_topic(&topic, &[("max.message.bytes", "100000")]);
+    scene.walpost("parked retry --all").succeeds(seconds(20));
+    wait_for(seconds(40), "nothing to be parked", || parked(&relay) == Some(0));
+    relay.stop();
+    assert_eq!(arrived("a"), [1, 2, 4, 6]);
+    assert_eq!(arrived("b").last(), Some(&7));
+}
