@@ -45,7 +45,7 @@ pub enum Delivery {
     /// It was not produced, because its topic holds it already.
     There { ticket: Ticket },
     /// The broker has proved that this record can never be stored as it is. It stays with the sink until
-    /// [`KafkaSink::discard`] or [`KafkaSink::freeze`].
+    /// [`KafkaSink::take`], [`KafkaSink::replace`] or [`KafkaSink::freeze`].
     Poison { ticket: Ticket, reason: &'static str, sentence: String, record: Box<Record> },
 }
 

@@ -198,7 +198,7 @@ fn failover(seen: &Seen<'_>, slot: &SlotFacts) -> Option<Check> {
         Check::warn(
             name,
             "not marked to be copied to standbys",
-            "after a failover it is not there, and the rows at risk must be healed from the table",
+            "after a failover it is not there, and the rows at risk must be healed from the table (walpost recover)",
             format!(
                 "with the relay stopped, over a replication connection: ALTER_REPLICATION_SLOT {} (FAILOVER true)",
                 slot.name

@@ -80,7 +80,7 @@ fn row_security(table: &TableFacts, role: &RoleFacts) -> Option<Check> {
         Check::warn(
             "table.row_security",
             format!("row security is on for {}", table.sql()),
-            "streaming is not affected, but whoever reads the table to publish rows again sees only a part of it",
+            "streaming is not affected, but `walpost recover` refuses to read the table, because it would see only a part of it",
             format!("ALTER ROLE {} BYPASSRLS, or run those as the owner of the table", quote_ident(&role.name)),
         )
     })

@@ -187,6 +187,22 @@ fn by_a_restart_of_postgres() {
     is_healed_by_the_next_one(&scene, kafka, &workload, &expected);
 }
 
+/// An outage of Kafka does not cut it off: it waits, and says what for.
+#[test]
+fn not_by_an_outage_of_kafka() {
+    let (kafka, postgres) = (Kafka::start_own(), Postgres::start_major(MAJOR));
+    let (scene, workload, expected) = lost(&postgres, &kafka);
+    unsigned(&scene);
+    let recover = scene.walpost("recover --yes").spawn();
+    recover.wait_log("waiting for requests of the slot's last holder", seconds(40));
+    kafka.pause();
+    recover.wait_log("Kafka has confirmed nothing for over", seconds(40));
+    kafka.resume();
+    assert_eq!(recover.wait_exit(seconds(90)), 0, "{}", recover.log_tail());
+    scene_goes_on(&scene, &kafka);
+    kafka.verify(&workload, &expected).assert_at_least_once();
+}
+
 /// Two at once would each drop the other's slot.
 #[test]
 fn never_by_a_second_one() {
