@@ -4,6 +4,7 @@
 // Each test uses a part of the kit; what none uses is noticed in review.
 #![allow(dead_code, unused_imports)]
 
+mod case;
 mod certs;
 mod http;
 mod kafka;
@@ -20,6 +21,7 @@ mod wait;
 mod walpost;
 mod workload;
 
+pub use case::Case;
 pub use certs::{Authority, Certificate};
 pub use kafka::{Kafka, SCRAM_PASSWORD, SCRAM_USER};
 pub use murmur2::partition;
