@@ -7,8 +7,9 @@ majors := 14 15 16 17 18
 # Tests of the rules and the loop that need no server, beside the unit tests.
 serverless := --test tidy $(if $(wildcard tests/simulation/main.rs),--test simulation)
 fuzzed := any_ no_bytes no_text no_request no_file the_watermark_is every_token every_position what_is_printed
-# A test waits for real servers more than it computes; more than two at once make each other slow on two cores.
+# A test waits for real servers more than it computes; more at once make each other slow on two cores.
 jobs ?= 2
+waiting ?= 3
 
 # Of `make torture`. Once, or each mention would be another second.
 SEED ?= $(shell date +%s)
@@ -50,7 +51,7 @@ postgres:
 	done
 
 end-to-end:
-	cargo test --locked --test end_to_end -- --test-threads=$(jobs)
+	cargo test --locked --test end_to_end -- --test-threads=$(waiting)
 
 # Everything that reads bytes from outside, and every rule that is stated as a property.
 cases ?= 1000000

@@ -1,6 +1,7 @@
 //! `walpost run`: streams until told to stop. Wires the pieces together and starts them in the order in which they are
 //! needed.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -102,11 +103,14 @@ struct Setup {
 impl Prepare for Setup {
     fn prepare<'a>(&'a self, session: &'a Session) -> BoxFuture<'a, Result<(), NotNow>> {
         Box::pin(async move {
-            let mut said = Vec::new();
-            let made = setup::apply(&session.client, None, &self.config, &SetupOptions::default(), &mut said).await;
-            for line in String::from_utf8_lossy(&said).lines().filter(|line| !line.trim().is_empty()) {
-                tracing::info!("setup: {line}");
-            }
+            // Making a slot may wait for minutes. It says for whom, if another session can look.
+            let watcher = match Connector::new(&self.config.postgres) {
+                Ok(connector) => connector.sql("walpost setup").await.ok(),
+                Err(_) => None,
+            };
+            let watcher = watcher.as_deref();
+            let mut said = LogLines::default();
+            let made = setup::apply(&session.client, watcher, &self.config, &SetupOptions::default(), &mut said).await;
             match made {
                 Ok(()) => Ok(()),
                 // What a person must decide on, the look that follows says in full.
@@ -114,6 +118,30 @@ impl Prepare for Setup {
                 Err(error) => Err(split_remedy(&error.text())),
             }
         })
+    }
+}
+
+/// Logs each line as soon as it is whole: what waits says so while it waits.
+#[derive(Default)]
+struct LogLines {
+    begun: Vec<u8>,
+}
+
+impl Write for LogLines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.begun.extend_from_slice(bytes);
+        while let Some(end) = self.begun.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = self.begun.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            if !line.trim().is_empty() {
+                tracing::info!("setup: {}", line.trim_end());
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

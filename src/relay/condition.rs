@@ -30,6 +30,17 @@ pub struct Facts<'a> {
     pub behind: Option<Duration>,
     /// Waiting for requests of an earlier holder of the slot to pass.
     pub quiet: bool,
+    /// Nothing comes from the server, although it should.
+    pub server: Option<Quiet>,
+}
+
+/// Why nothing comes from the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quiet {
+    /// It is asked for a sign of life and gives none.
+    NoAnswer,
+    /// It holds the log back until a standby has it (`synchronized_standby_slots`).
+    ForStandby,
 }
 
 /// State, reason and remedy.
@@ -64,6 +75,22 @@ pub fn of(facts: &Facts<'_>) -> (State, String, String) {
                 .to_owned(),
         );
     }
+    if let Some(quiet) = facts.server {
+        let (reason, remedy) = match quiet {
+            Quiet::NoAnswer => (
+                "Postgres has sent nothing for over 40 s, though walpost asks it for a sign of life: its walsender hangs, or \
+                 decodes a very large transaction",
+                "look at the walsender in pg_stat_activity; if it hangs, end it with pg_terminate_backend and walpost connects \
+                 again by itself",
+            ),
+            Quiet::ForStandby => (
+                "Postgres has log that it does not send: it waits for a standby of synchronized_standby_slots to confirm it",
+                "bring the standby back, or take its slot out of synchronized_standby_slots and SELECT pg_reload_conf(); \
+                 walpost goes on by itself",
+            ),
+        };
+        return (State::Stalled, reason.to_owned(), remedy.to_owned());
+    }
     if facts.quiet {
         let reason = "took the slot over; waiting a few seconds for requests of its last holder to pass";
         return (State::CatchingUp, reason.to_owned(), String::new());
@@ -92,6 +119,7 @@ mod tests {
             kafka_error: None,
             behind: None,
             quiet: false,
+            server: None,
         }
     }
 
@@ -135,6 +163,17 @@ mod tests {
     fn a_standstill_for_a_person_comes_before_everything() {
         let facts = Facts { stopped: Some(("why", "what to do")), draining: true, rows_wait: true, ..calm() };
         assert_eq!(of(&facts), (State::Stopped, "why".to_owned(), "what to do".to_owned()));
+    }
+
+    #[test]
+    fn a_server_from_which_nothing_comes_is_a_stall_with_a_remedy() {
+        for (quiet, word) in
+            [(Quiet::NoAnswer, "pg_terminate_backend"), (Quiet::ForStandby, "synchronized_standby_slots")]
+        {
+            let (state, reason, remedy) = of(&Facts { server: Some(quiet), ..calm() });
+            assert_eq!(state, State::Stalled);
+            assert!(!reason.is_empty() && remedy.contains(word), "{remedy}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::postgres::StreamError;
 use crate::postgres::control::{Control, Event, Order};
 use crate::postgres::dial::Socket;
 use crate::postgres::slot::SlotFacts;
-use crate::relay::condition::{self, Facts};
+use crate::relay::condition::{self, Facts, Quiet};
 use crate::relay::shutdown::Shutdown;
 use crate::router::{Record, Routed, Router, Token};
 use crate::sink::kafka::Busy;
@@ -37,11 +37,13 @@ mod parking;
 mod progress;
 mod reading;
 mod rows;
+mod silence;
 
 pub use ending::Drained;
 use parking::Parking;
 pub use progress::{show_slot, slot_status};
 use reading::{Gulp, Insistence, Pump};
+use silence::Silence;
 
 /// A keepalive's position is worth a record once it is so far past the last one: our own record is WAL, too.
 const IDLE_RECORD_BYTES: u64 = 1 << 20;
@@ -178,6 +180,7 @@ pub struct Session<'a, S = Socket> {
     last_delivery: Instant,
     commit_time: Option<SystemTime>,
     insistence: Insistence,
+    silence: Silence,
     /// As last seen.
     slot: Option<Box<SlotFacts>>,
     /// When the log that is held for us was last spoken of, and how much it was.
@@ -219,6 +222,7 @@ impl<'a, S: Wire> Session<'a, S> {
             last_delivery: now,
             commit_time: None,
             insistence: Insistence::default(),
+            silence: Silence::default(),
             slot: None,
             held_log: None,
             early_said_at: None,
@@ -295,7 +299,10 @@ impl<'a, S: Wire> Session<'a, S> {
                 event = self.control.event() => if let Some(end) = self.on_control(event).await? { return Ok(end) },
                 () = sleep_until(wake_at.unwrap_or(now)), if wake_at.is_some() => {}
                 () = std::future::ready(()), if pumped == Pump::More => {}
-                read = self.stream.readable(), if pumped == Pump::Empty && self.gulp.until.is_none() => read?,
+                read = self.stream.readable(), if pumped == Pump::Empty && self.gulp.until.is_none() => {
+                    read?;
+                    self.silence.broken();
+                }
             }
         }
     }

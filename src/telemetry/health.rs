@@ -26,7 +26,7 @@ pub enum State {
     /// Streaming, more than 10 s behind.
     CatchingUp,
     Streaming,
-    /// Rows wait and nothing was delivered for 10 s.
+    /// Rows wait and nothing was delivered for 10 s, or nothing comes from Postgres, although it should.
     Stalled,
     /// A topic refuses: unknown, not authorised, or refused by policy.
     WaitingForTopic,
@@ -112,7 +112,7 @@ impl State {
             State::Standby => "another relay holds the slot; this one takes over when that one ends",
             State::CatchingUp => "rows are being published, more than 10 s behind",
             State::Streaming => "rows are published as they are committed",
-            State::Stalled => "rows wait, and none was delivered for 10 s",
+            State::Stalled => "rows wait and none was delivered, or nothing comes from Postgres",
             State::WaitingForTopic => "a topic refuses rows",
             State::Stopped => "a message can never be sent as it is, and on_poison = \"stop\" holds the position",
             State::Draining => "the relay was told to stop and delivers what it has read",

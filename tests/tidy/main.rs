@@ -1,8 +1,10 @@
 //! The house rules that a machine can check. A rule worth having is here; what is not here is taste.
 //!
 //! `imports`: modules point one way.  `sources`: form of the files.  `docs`: what the documents tell people to type.
+//! `cases`: the tests that the catalogue of field cases names.
 //! `compose`: docker-compose.yml, read with `yaml`, a reader for the part of that language that the file uses.
 
+mod cases;
 mod compose;
 mod docs;
 mod imports;

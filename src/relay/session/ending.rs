@@ -27,6 +27,7 @@ impl<S: Wire> Session<'_, S> {
             kafka_error: error.map(str::to_owned),
             behind: self.commit_time.filter(|_| !self.tracker.is_idle()).and_then(|at| at.elapsed().ok()),
             quiet: self.quiet_until.is_some(),
+            server: self.silence.of(now),
         };
         if self.tracker.is_idle() {
             self.last_delivery = now;

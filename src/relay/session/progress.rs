@@ -61,6 +61,7 @@ impl<S: Wire> Session<'_, S> {
             Event::Settled { gone, empty } => self.on_settled(gone.messages, gone.bytes, &empty, Instant::now()),
             Event::Slot(slot) => {
                 show_slot(self.lent.telemetry, slot.as_deref());
+                self.silence.look(slot.as_deref(), self.stream.received(), Instant::now());
                 self.slot = slot;
             }
             Event::Rows(rows) => self.lent.telemetry.metrics.outbox_rows.set(rows.unwrap_or(f64::NAN)),
@@ -90,6 +91,7 @@ impl<S: Wire> Session<'_, S> {
         // us. While reading is closed the answer would go unread.
         let ask = self.tracker.is_idle() && self.reading_is_open(now);
         self.send_status(ask).await?;
+        self.silence.asked(ask, now);
         self.show_state(now);
         Ok(())
     }

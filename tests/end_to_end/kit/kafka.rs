@@ -314,6 +314,16 @@ impl Kafka {
         assert!(output.status.success(), "granting {operation} on {topic} failed: {said}");
     }
 
+    /// `kafka-acls.sh ARGUMENTS`, separated by spaces, for a broker with an authorizer.
+    #[track_caller]
+    pub fn acl(&self, arguments: &str) {
+        let mut command = java("128m");
+        command.arg("org.apache.kafka.tools.AclCommand").args(["--bootstrap-server", &self.bootstrap()]);
+        let output = command.args(arguments.split_whitespace()).output().expect("java");
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("Error"), "kafka-acls {arguments}: {said}");
+    }
+
     /// Every topic whose name does not begin with two underscores.
     pub fn topics(&self) -> Vec<String> {
         let metadata = self.admin().inner().fetch_metadata(None, seconds(20)).expect("metadata from Kafka");

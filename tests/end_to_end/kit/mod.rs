@@ -5,6 +5,7 @@
 #![allow(dead_code, unused_imports)]
 
 mod broker;
+mod case;
 mod certs;
 mod http;
 mod kafka;
@@ -23,6 +24,7 @@ mod walpost;
 mod workload;
 
 pub use broker::Broker;
+pub use case::Case;
 pub use certs::{Authority, Certificate};
 pub use kafka::{AUTHORIZER, Kafka, SCRAM_PASSWORD, SCRAM_USER, alter_topic};
 pub use murmur2::partition;

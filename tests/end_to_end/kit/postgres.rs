@@ -231,6 +231,32 @@ impl Postgres {
         }
     }
 
+    /// A copy of the server on a port of its own, without slots, as backups are; this one is restarted for it. As a standby it
+    /// follows this one until it is promoted; else it is a server that believes to be this one.
+    pub fn copy(&mut self, standby: bool, conf: &[&str]) -> Postgres {
+        self.stop(Stop::Fast, seconds(30));
+        let home = new_dir(&format!("postgres-{}", self.major));
+        let (data, port) = (home.join("data"), free_port());
+        checked(Command::new("cp").arg("-a").arg(&self.data).arg(&data));
+        self.start();
+        for slot in fs::read_dir(data.join("pg_replslot")).expect("slots").flatten() {
+            fs::remove_dir_all(slot.path()).expect("a slot that can be removed");
+        }
+        let mut lines = format!("port = {port}\nunix_socket_directories = '{}'\n", home.display());
+        if standby {
+            lines += &format!("primary_conninfo = 'host=127.0.0.1 port={} user=postgres dbname=postgres'\n", self.port);
+            fs::write(data.join("standby.signal"), "").expect("a file in the data directory");
+        }
+        for line in conf {
+            lines += &format!("{line}\n");
+        }
+        append(&data.join("postgresql.conf"), &lines);
+        give_to_server_user(&home);
+        let mut copy = Postgres { major: self.major, port, home, data, process: None };
+        copy.start();
+        copy
+    }
+
     /// The pid of the walsender that serves a slot.
     pub fn walsender(&self, slot: &str) -> Option<i32> {
         self.sql("postgres").optional(&active_pid(slot))?.parse().ok()
