@@ -20,8 +20,11 @@ use crate::sink::tail::{Cut, Limits, Question, Tail, TailError};
 
 /// A record counts as so many bytes at least: what librdkafka needs for it besides its content.
 const RECORD_BYTES: u64 = 256;
-/// Offsets that are read at once, over all partitions: so, where there is too much to read, some are read whole.
+/// Offsets that are read at once, over all partitions.
 const OFFSETS_AT_ONCE: i64 = 32_768;
+/// A partition with so long a chunk goes before the others: where there is too much to read in all, some tails are then
+/// read whole, and a tail that is not helps little.
+const LONG_CHUNK: i64 = 256;
 /// Between two looks at whether nobody wants the answer any more.
 const SLICE: Duration = Duration::from_millis(100);
 /// Why a connection failed is told by another way, and a moment later.
@@ -110,7 +113,13 @@ impl Client {
                 return Ok(());
             }
             self.read_group(reading, &group)?;
-            waiting.extend(group.iter().map(|(number, _)| number));
+            for (number, _) in group.into_iter().rev() {
+                match reading.partitions.get(&number).and_then(Backwards::chunk) {
+                    Some(chunk) if chunk.len() >= LONG_CHUNK => waiting.push_front(number),
+                    Some(_) => waiting.push_back(number),
+                    None => {}
+                }
+            }
         }
     }
 
