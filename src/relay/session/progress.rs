@@ -30,6 +30,9 @@ impl<S: Wire> Session<'_, S> {
             // Nothing more is read: this may be the last word before the process is replaced.
             || self.stop.is_some();
         if ahead > 0 && due {
+            if planted!(ConfirmsBeforeTheRecord) {
+                self.confirmed = watermark;
+            }
             self.recording = Some((watermark, now));
             self.record_asked_at = now;
             self.rows_since_record = false;

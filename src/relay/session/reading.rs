@@ -18,12 +18,13 @@ impl<S: Wire> Session<'_, S> {
     /// Whether a row may be read now.
     pub(super) fn reading_is_open(&self, now: Instant) -> bool {
         let window = self.lent.config.window;
-        let stopping = self.draining_until.is_some() && self.transaction.is_none();
+        let within = self.transaction.is_some() && !planted!(StopsInATransaction);
+        let stopping = self.draining_until.is_some() && !within;
         !stopping
             && self.pending.is_none()
             && self.stop.is_none()
             && self.quiet_until.is_none_or(|at| now >= at)
-            && self.tracker.window_messages() < window.messages
+            && (self.tracker.window_messages() < window.messages || planted!(ReadsWithoutBound))
             && self.tracker.window_bytes() < window.bytes
     }
 
