@@ -1,0 +1,154 @@
+//! The control session beside the stream, scripted: commits positions late, loses its connection before or after, and
+//! hears first that the server goes.
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, timeout};
+use walpost::lsn::Lsn;
+use walpost::postgres::checkpoint::Recorded;
+use walpost::postgres::control::{Control, Event, Order};
+
+use std::time::Duration;
+
+use crate::world::{Server, Shared};
+
+/// As in the real one.
+const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
+const RECONNECT_AFTER: Duration = Duration::from_millis(500);
+
+/// Starts one for a session in `epoch`.
+pub fn start(world: &Shared, holder: String, epoch: i64) -> Control {
+    let server = world.server.subscribe();
+    let world = world.clone();
+    Control::over(move |orders, events| Worker { world, holder, epoch, server, orders, events, wanted: None }.run())
+}
+
+struct Worker {
+    world: Shared,
+    holder: String,
+    epoch: i64,
+    server: watch::Receiver<Server>,
+    orders: UnboundedReceiver<Order>,
+    events: UnboundedSender<Event>,
+    wanted: Option<Lsn>,
+}
+
+enum Over {
+    Finished,
+    Lost,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        while let Over::Lost = self.serve().await {
+            if self.events.is_closed() {
+                return;
+            }
+            let stopping = *self.server.borrow_and_update() == Server::Stopping;
+            self.tell(match stopping {
+                true => Event::ServerStopping("the database system is shutting down".to_owned()),
+                false => Event::Disconnected("the connection was lost".to_owned()),
+            });
+            self.world.pass(RECONNECT_AFTER).await;
+            if self.server.wait_for(|server| *server == Server::Up).await.is_err() {
+                return;
+            }
+            self.tell(Event::Connected);
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+
+    async fn serve(&mut self) -> Over {
+        if let Some(lsn) = self.wanted
+            && let Err(over) = self.record(lsn).await
+        {
+            return over;
+        }
+        loop {
+            let order = tokio::select! {
+                biased;
+                _ = self.server.wait_for(|server| *server != Server::Up) => return Over::Lost,
+                order = self.orders.recv() => order,
+            };
+            let Some(mut order) = order else { return Over::Finished };
+            while let (Order::Record(_), Ok(later)) = (&order, self.orders.try_recv()) {
+                order = later;
+            }
+            let done = match order {
+                Order::Record(lsn) => {
+                    self.world.lock().postgres.asked_at.get_or_insert_with(Instant::now);
+                    self.record(lsn).await
+                }
+                Order::SignOff => {
+                    let (holder, epoch) = (self.holder.clone(), self.epoch);
+                    let _ = statement(&self.world, move |state| state.sign(epoch, &holder, false)).await;
+                    Err(Over::Finished)
+                }
+            };
+            if let Err(over) = done {
+                return over;
+            }
+        }
+    }
+
+    async fn record(&mut self, lsn: Lsn) -> Result<(), Over> {
+        self.wanted = Some(lsn);
+        let (lost, before) = {
+            let mut state = self.world.lock();
+            let odds = state.plan.odds.record_lost;
+            (state.happens(odds), state.dice.percent(50))
+        };
+        if lost && before {
+            return Err(Over::Lost);
+        }
+        let epoch = self.epoch;
+        let recorded = statement(&self.world, move |state| state.record(lsn, epoch)).await.ok_or(Over::Lost)?;
+        if lost {
+            return Err(Over::Lost);
+        }
+        self.wanted = None;
+        self.tell(match recorded {
+            Recorded::Done => Event::Recorded(lsn),
+            Recorded::FingerprintChanged { .. } => Event::PublicationChanged {
+                reason: "what is published was changed while rows were read".to_owned(),
+                remedy: "see what may be missing".to_owned(),
+            },
+            Recorded::Behind { recorded } => Event::RecordGone(format!("another relay has recorded {recorded}")),
+            Recorded::Superseded { epoch, .. } => Event::RecordGone(format!("it is of epoch {epoch}")),
+            Recorded::Gone => Event::RecordGone("there is no record of this slot".to_owned()),
+        });
+        Ok(())
+    }
+}
+
+/// Runs a statement on the server, where it goes on although nobody may wait for it any more. None: no answer in time.
+pub async fn statement<T: Send + 'static>(
+    world: &Shared,
+    work: impl FnOnce(&mut crate::world::State) -> T + Send + 'static,
+) -> Option<T> {
+    let (done, answer) = oneshot::channel();
+    let mut server = world.server.subscribe();
+    let there = world.clone();
+    let (takes, blocked_until) = {
+        let mut state = world.lock();
+        let range = if state.calm { 0..=5 } else { state.plan.sql_delay.clone() };
+        (state.dice.delay(range), state.postgres.blocked_until)
+    };
+    tokio::spawn(async move {
+        let at = (Instant::now() + takes).max(blocked_until);
+        tokio::select! {
+            biased;
+            // A server that goes takes its statements with it.
+            _ = server.wait_for(|server| *server != Server::Up) => {}
+            () = tokio::time::sleep_until(at) => {
+                let result = work(&mut there.lock());
+                there.log_grown.notify_waiters();
+                let _ = done.send(result);
+            }
+        }
+    });
+    timeout(STATEMENT_WITHIN, answer).await.ok()?.ok()
+}
