@@ -1,11 +1,12 @@
 # Two commands do everything on a bare machine: `make demo` and `make test`. What they need: scripts/stack missing.
 .DEFAULT_GOAL := help
-.PHONY: help deps programs build check unit test postgres end-to-end demo clean
+.PHONY: help deps programs build check unit test postgres end-to-end fuzz demo clean
 
 majors := 14 15 16 17 18
 
 # Tests of the rules and the loop that need no server, beside the unit tests.
 serverless := --test tidy $(if $(wildcard tests/simulation/main.rs),--test simulation)
+fuzzed := any_ no_bytes no_text no_request no_file the_watermark_is every_token every_position what_is_printed
 # A test waits for real servers more than it computes; more than two at once make each other slow on two cores.
 jobs ?= 2
 
@@ -45,6 +46,11 @@ postgres:
 
 end-to-end:
 	cargo test --locked --test end_to_end -- --test-threads=$(jobs)
+
+# Everything that reads bytes from outside, and every rule that is stated as a property.
+cases ?= 1000000
+fuzz: ## the property tests with a million cases each; for the night (cases=N)
+	PROPTEST_CASES=$(cases) cargo test --locked --release --lib -- $(fuzzed)
 
 demo: ## a real Postgres, a real Kafka, walpost, and orders passing through
 	@scripts/demo

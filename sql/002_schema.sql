@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS walpost.parked_messages (
     key               bytea,            -- null or empty: nothing waits behind it
     value             bytea,
     headers           json NOT NULL,    -- [[name, value], ...]
-    row               json,             -- the columns, where no record could be made of them
+    row               json,             -- [[column, type oid, text], ...], where no record could be made of them
     value_bytes       bigint NOT NULL,
     state             text NOT NULL CHECK (state IN ('parked', 'waiting', 'retry', 'discard')),
     reason            text NOT NULL,

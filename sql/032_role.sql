@@ -20,7 +20,13 @@ SELECT jsonb_build_object(
                 FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted (privilege)
                 WHERE NOT has_table_privilege(r.oid, c.oid, wanted.privilege))
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'walpost' AND c.relname = 'checkpoint')
+        WHERE n.nspname = 'walpost' AND c.relname = 'checkpoint'),
+    'parked_missing', (
+        SELECT (SELECT coalesce(jsonb_agg(wanted.privilege), '[]')
+                FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted (privilege)
+                WHERE NOT has_table_privilege(r.oid, c.oid, wanted.privilege))
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'walpost' AND c.relname = 'parked_messages')
 )::text
 FROM pg_roles r
 WHERE r.rolname = current_user

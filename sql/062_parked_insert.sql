@@ -5,7 +5,7 @@ WITH added AS (
         slot_name, system_identifier, epoch, commit_lsn, ordinal, message_id, topic, key, value, headers, row, value_bytes,
         state, reason, error)
     SELECT $1::text, $2::text, $3::int8, m.commit_lsn::pg_lsn, m.ordinal,
-           coalesce(m.message_id, md5(m.row)), m.topic, m.key, m.value, m.headers::json, m.row::json,
+           coalesce(m.message_id, md5(concat_ws('|', m.row, m.key::text, m.value::text, m.headers))), m.topic, m.key, m.value, m.headers::json, m.row::json,
            m.value_bytes, m.state, m.reason, m.error
     FROM unnest($4::text[], $5::int8[], $6::text[], $7::text[], $8::bytea[], $9::bytea[], $10::text[], $11::text[],
                 $12::int8[], $13::text[], $14::text[], $15::text[])

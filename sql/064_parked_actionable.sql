@@ -15,6 +15,6 @@ FROM (
     WHERE p.state <> 'parked' AND NOT p.blocked
     ORDER BY (p.system_identifier = $2::text), p.commit_lsn, p.ordinal, p.id
     LIMIT $3::int8
-) some
+) found
 WHERE total - value_bytes < $4::int8
 ORDER BY (system_identifier = $2::text), commit_lsn, ordinal, id

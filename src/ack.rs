@@ -13,6 +13,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::SystemTime;
 
 use crate::lsn::Lsn;
+use crate::parking::Position;
+
+mod remembered;
+
+pub use remembered::Remembered;
 
 /// The number of a row that was read, counted from 0 over the life of a tracker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -85,6 +90,24 @@ impl AckTracker {
         self.undelivered += 1;
         self.undelivered_bytes += bytes;
         ticket
+    }
+
+    /// A record is about to be produced that no row of the stream stands behind. It takes its place in the window, and
+    /// nothing read after it is confirmed before it is delivered. Only between transactions.
+    pub fn aside(&mut self, bytes: usize, now: SystemTime) -> Ticket {
+        self.begin(Lsn::INVALID, now);
+        let ticket = self.row(0, bytes);
+        self.commit(Lsn::INVALID);
+        ticket
+    }
+
+    /// Where the row with this ticket stands; None for one that is settled with all before it, or unknown.
+    pub fn position(&self, ticket: Ticket) -> Option<Position> {
+        let row = self.rows.get(ticket.0.checked_sub(self.oldest)?)?;
+        let of =
+            self.transactions.partition_point(|transaction| transaction.end.is_some_and(|(end, _)| end <= ticket.0));
+        let commit_lsn = self.transactions.get(of)?.commit_lsn;
+        Some(Position { commit_lsn, ordinal: row.ordinal })
     }
 
     /// The open transaction ends. `end_lsn` is the end of its commit record: confirming the commit LSN itself would make
@@ -226,66 +249,12 @@ impl AckTracker {
                     delivered.insert(row.ordinal);
                 }
             }
-            if transaction.settled > 0 || !delivered.is_empty() {
+            // Those of no transaction will not come again.
+            if transaction.commit_lsn != Lsn::INVALID && (transaction.settled > 0 || !delivered.is_empty()) {
                 transactions.insert(transaction.commit_lsn, (transaction.settled, delivered));
             }
         }
         Remembered { watermark: self.watermark, transactions }
-    }
-}
-
-/// Rows that an earlier session of this process delivered. Those above what was recorded come again on the same history
-/// and need not be produced twice. As large as the window at most, for each session.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Remembered {
-    /// Everything that committed before it.
-    watermark: Lsn,
-    /// By commit LSN: all ordinals below the first number, and those of the set.
-    transactions: BTreeMap<Lsn, (u32, BTreeSet<u32>)>,
-}
-
-impl Remembered {
-    pub fn contains(&self, commit_lsn: Lsn, ordinal: u32) -> bool {
-        let in_part = |(settled, delivered): &(u32, BTreeSet<u32>)| ordinal < *settled || delivered.contains(&ordinal);
-        commit_lsn < self.watermark || self.transactions.get(&commit_lsn).is_some_and(in_part)
-    }
-
-    /// Adds what `later`, a session that saw some of the same transactions again, has delivered. A transaction that
-    /// `later` saw only in part was still skipped over by it up to there, so the two are joined.
-    pub fn merge(&mut self, later: Remembered) {
-        self.watermark = self.watermark.max(later.watermark);
-        for (commit_lsn, (settled, delivered)) in later.transactions {
-            let entry = self.transactions.entry(commit_lsn).or_default();
-            entry.1.extend(delivered);
-            // `settled` of the later session counts only from its first ticket on if rows before were skipped as
-            // remembered; those are in our own entry, so the larger prefix holds.
-            entry.0 = entry.0.max(settled);
-        }
-    }
-
-    /// Forgets what lies below a confirmed position: it will not come again. A transaction whose commit record begins
-    /// exactly there does.
-    pub fn forget_below(&mut self, confirmed: Lsn) {
-        self.transactions = self.transactions.split_off(&confirmed);
-    }
-
-    /// Forgets the latest until at most `most` are left, transactions and rows counted. Sessions that are cut again and
-    /// again while one partition stands still would add a window each; what is forgotten costs a repeat.
-    pub fn shorten(&mut self, most: usize) {
-        let mut left = most;
-        self.transactions.retain(|_, (settled, delivered)| {
-            let room = left.saturating_sub(1);
-            if let Some(first_dropped) = delivered.iter().nth(room).copied() {
-                delivered.split_off(&first_dropped);
-            }
-            let keeps = left > 0 && (*settled > 0 || !delivered.is_empty());
-            left = room - delivered.len();
-            keeps
-        });
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.transactions.is_empty()
     }
 }
 
@@ -373,6 +342,26 @@ mod tests {
         assert_eq!(tracker.transactions.len(), 1);
         tracker.delivered(tickets[0]);
         assert_eq!(tracker.watermark(), Lsn(9_999));
+    }
+
+    #[test]
+    fn a_record_without_a_row_holds_what_was_read_after_it_and_is_not_remembered() {
+        let mut tracker = AckTracker::new(Lsn(1));
+        let first = transaction(&mut tracker, 100, 2);
+        let aside = tracker.aside(10, at(1));
+        let second = transaction(&mut tracker, 200, 1);
+        assert_eq!(tracker.position(first[1]), Some(Position { commit_lsn: Lsn(99), ordinal: 1 }));
+        assert_eq!(tracker.position(second[0]), Some(Position { commit_lsn: Lsn(199), ordinal: 0 }));
+        for ticket in first.into_iter().chain(second) {
+            tracker.delivered(ticket);
+        }
+        assert_eq!((tracker.watermark(), tracker.is_idle()), (Lsn(100), false));
+        tracker.delivered(aside);
+        assert_eq!((tracker.watermark(), tracker.is_idle()), (Lsn(200), true));
+        tracker.aside(10, at(1));
+        tracker.keepalive(Lsn(500));
+        assert_eq!(tracker.watermark(), Lsn(200));
+        assert!(tracker.into_remembered().is_empty());
     }
 
     #[test]

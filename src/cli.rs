@@ -93,6 +93,13 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show where the relay stands, with or without a running one
     Status(StatusArgs),
+    /// Messages that could not be sent: list them, show one, publish or discard them
+    ///
+    /// What cannot be sent as it is (too large, refused by the topic, a row that makes no record) is set aside in
+    /// walpost.parked_messages, and later messages of the same topic and key wait behind it. `retry` and `discard` leave a
+    /// wish there, which the running relay follows within a second or two: it alone publishes, in order.
+    #[command(subcommand_required = true, arg_required_else_help = true)]
+    Parked(ParkedArgs),
     /// Drop slot and publication; refuses while a relay uses the slot
     Teardown(TeardownArgs),
     /// Check, show or print the settings, without connecting to anything
@@ -167,6 +174,66 @@ pub struct TeardownArgs {
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ParkedArgs {
+    #[command(subcommand)]
+    pub command: ParkedCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum ParkedCommand {
+    /// What waits for a decision, oldest first
+    List {
+        /// Also what waits behind another message
+        #[arg(long)]
+        all: bool,
+        /// At most so many
+        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(i64).range(1..))]
+        limit: i64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// One message, whole
+    Show {
+        #[arg(value_name = "ID")]
+        id: i64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Publish messages after all, each with what waits behind it
+    Retry {
+        #[command(flatten)]
+        which: WhichParked,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give messages up; what waits behind them is published
+    Discard {
+        #[command(flatten)]
+        which: WhichParked,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct WhichParked {
+    /// The messages' ids, as `walpost parked list` shows them
+    #[arg(value_name = "ID")]
+    pub ids: Vec<i64>,
+    /// All that wait for a decision
+    #[arg(long)]
+    pub all: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -310,7 +377,7 @@ impl Cli {
         match &self.command {
             Command::Run(_) | Command::Doctor(_) => Needs { postgres: true, kafka: true },
             Command::Setup(args) => Needs { postgres: !args.print, kafka: false },
-            Command::Status(_) | Command::Teardown(_) => Needs { postgres: true, kafka: false },
+            Command::Status(_) | Command::Parked(_) | Command::Teardown(_) => Needs { postgres: true, kafka: false },
             Command::Config(args) => match args.command {
                 // As `run` would need them.
                 ConfigCommand::Check(_) => Needs { postgres: true, kafka: true },

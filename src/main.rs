@@ -3,10 +3,11 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use walpost::cli::{self, Cli, Command, SetupArgs, exit};
+use walpost::cli::{self, Cli, Command, ParkedCommand, SetupArgs, WhichParked, exit};
 use walpost::commands;
 use walpost::commands::demo::DemoError;
 use walpost::commands::doctor::DoctorOptions;
+use walpost::commands::parked::{ParkedCommandError, ParkedOptions, Which};
 use walpost::commands::run::RunError;
 use walpost::commands::setup::{SetupError, SetupOptions};
 use walpost::commands::teardown::{TeardownError, TeardownOptions};
@@ -121,6 +122,24 @@ async fn run(cli: &Cli, environment: &Environment) -> io::Result<u8> {
             let kafka = commands::doctor::kafka::look(&config);
             let well = commands::doctor::run(&config, options, kafka, &mut out).await?;
             Ok(if well { exit::DONE } else { exit::FOUND })
+        }
+        Command::Parked(args) => {
+            let which = |which: &WhichParked| if which.all { Which::All } else { Which::These(which.ids.clone()) };
+            let options = match &args.command {
+                ParkedCommand::List { all, limit, json } => {
+                    ParkedOptions::List { all: *all, limit: *limit, json: *json }
+                }
+                ParkedCommand::Show { id, json } => ParkedOptions::Show { id: *id, json: *json },
+                ParkedCommand::Retry { which: these, json } => {
+                    ParkedOptions::Retry { which: which(these), json: *json }
+                }
+                ParkedCommand::Discard { which: these, yes, json } => {
+                    ParkedOptions::Discard { which: which(these), yes: *yes, json: *json }
+                }
+            };
+            let mut answers = io::BufReader::new(io::stdin());
+            let ask = io::stdin().is_terminal().then_some(&mut answers as &mut (dyn io::BufRead + Send));
+            end(commands::parked::run(&config, options, ask, &mut out).await, ParkedCommandError::exit_code)
         }
         Command::Teardown(args) => {
             let mut answers = io::BufReader::new(io::stdin());

@@ -117,12 +117,13 @@ impl Queues {
 
     /// Whether a row of this topic and key must wait. One that stands *before* the first message of the queue comes a
     /// second time, or was under way when that one was refused: it goes on, or it would be published after its followers.
+    /// The first message itself, when it comes again, is there already: to wait changes nothing.
     pub fn holds(&self, topic: &Arc<str>, key: Option<&Bytes>, position: Position) -> bool {
         if self.heads.is_empty() {
             return false;
         }
         let Some(unit) = Unit::of(topic, key) else { return false };
-        self.heads.get(&unit).is_some_and(|head| head.is_none_or(|head| position > head))
+        self.heads.get(&unit).is_some_and(|head| head.is_none_or(|head| position >= head))
     }
 
     pub fn has(&self, unit: &Unit) -> bool {
@@ -154,9 +155,9 @@ impl Queues {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Whether there is room for one more of `bytes`, with `under_way` that are ordered and not written yet.
-    pub fn has_room(&self, limits: Limits, bytes: u64, under_way: (u64, u64)) -> bool {
-        self.messages + under_way.0 < limits.messages && self.bytes + under_way.1 + bytes <= limits.bytes
+    /// Whether there is room for so many messages more, of so many bytes together.
+    pub fn has_room(&self, limits: Limits, messages: u64, bytes: u64) -> bool {
+        self.messages + messages <= limits.messages && self.bytes + bytes <= limits.bytes
     }
 
     pub fn messages(&self) -> u64 {
@@ -204,8 +205,7 @@ mod tests {
         let mut queues = Queues::default();
         queues.hold(unit("a"), at(100, 3));
         assert!(!holds(&queues, "a", at(100, 2)) && !holds(&queues, "a", at(99, 7)));
-        // The parked one itself, when it comes again, is parked again: that changes nothing.
-        assert!(!holds(&queues, "a", at(100, 3)));
+        assert!(holds(&queues, "a", at(100, 3)), "the parked one itself");
         queues.hold(unit("a"), at(90, 0));
         assert!(holds(&queues, "a", at(99, 7)), "the queue has an earlier head now");
         queues.hold(unit("a"), at(200, 0));
@@ -232,8 +232,8 @@ mod tests {
         let mut queues = Queues::default();
         let limits = Limits { messages: 3, bytes: 100 };
         queues.added(1, 60);
-        assert!(queues.has_room(limits, 40, (0, 0)) && !queues.has_room(limits, 41, (0, 0)));
-        assert!(queues.has_room(limits, 0, (1, 40)) && !queues.has_room(limits, 0, (2, 0)));
+        assert!(queues.has_room(limits, 1, 40) && !queues.has_room(limits, 1, 41));
+        assert!(queues.has_room(limits, 2, 0) && !queues.has_room(limits, 3, 0));
         queues.removed(1, 60);
         assert!(queues.is_empty());
     }

@@ -271,6 +271,11 @@ impl Relay {
                 );
                 return Ok(None);
             }
+            End::RoomAgain => {
+                let reason = "somebody has decided on parked messages: there may be room again".to_owned();
+                self.telemetry.set_state(State::Starting, reason, "");
+                RETRY.0
+            }
             End::Stopped => {
                 let status = self.telemetry.status();
                 let text = status.reason().to_owned();

@@ -19,6 +19,8 @@ use crate::outbox::{
 };
 use crate::source::{Relation, Row};
 
+#[cfg(test)]
+mod fuzz_tests;
 mod headers;
 mod intern;
 pub mod partition;
@@ -58,6 +60,11 @@ impl Record {
         let headers: Vec<String> = headers.take(3).map(|(name, value)| format!("{name} {}", Shown(value))).collect();
         let bytes = self.value.as_ref().map_or(0, Bytes::len);
         format!("key {key}, topic {:?}, {}, a payload of {bytes} bytes", &*self.topic, headers.join(", "))
+    }
+
+    /// The first header of this name that has a value.
+    pub fn header(&self, name: &str) -> Option<&Bytes> {
+        self.headers.iter().find(|header| &*header.name == name)?.value.as_ref()
     }
 
     /// The whole record as a JSON object on one line, as [`crate::outbox::row_json`].
@@ -224,17 +231,15 @@ impl Router {
             return Ok(Routed::Skip(SkipReason::NullPayload));
         }
         let binding = bound(&self.bindings, row);
-        let partition_hash = match &message.aggregate_id {
-            Some(key) if !key.is_empty() => partition::hash(self.partitioner, key),
-            // There is no earlier producer whose placement could be kept, so the partitioner's setting has no say.
-            _ if self.on_null_key == OnNullKey::Allow => partition::murmur2(&message.message_id),
-            key => return Err(null_key(&binding.key_column, key.is_some())),
-        };
+        if message.aggregate_id.as_ref().is_none_or(Bytes::is_empty) && self.on_null_key == OnNullKey::Error {
+            return Err(null_key(&binding.key_column, message.aggregate_id.is_some()));
+        }
         if message.payload.is_none() && self.on_null_payload == OnNullPayload::Error {
             return Err(null_payload(&binding.payload_column));
         }
         let topic = topic_name(binding, &self.template, &mut self.topics, &mut self.scratch, message, row)?;
         let headers = self.own.write(binding, &mut self.header_names, message, row, token)?;
+        let partition_hash = self.partition_hash(message.aggregate_id.as_ref(), &message.message_id);
         Ok(Routed::Publish(Record {
             topic,
             key: message.aggregate_id.clone(),
@@ -242,6 +247,34 @@ impl Router {
             headers,
             partition_hash,
         }))
+    }
+
+    /// The hash that chooses the partition of a key; without one, of the message's id.
+    pub fn partition_hash(&self, key: Option<&Bytes>, message_id: &[u8]) -> u32 {
+        match key {
+            Some(key) if !key.is_empty() => partition::hash(self.partitioner, key),
+            // There is no earlier producer whose placement could be kept, so the partitioner's setting has no say.
+            _ => partition::murmur2(message_id),
+        }
+    }
+
+    /// What is known of a message that has no record: for the dead letters. The topic is empty where none can be told; the
+    /// value is the payload, else the whole row.
+    pub fn as_it_is(&mut self, row: &Row, message: Option<&OutboxMessage>, token: Token) -> Record {
+        let topic = message.and_then(|message| self.topic(message, row).ok()).unwrap_or_else(|| "".into());
+        let id = message.map(|message| message.message_id.clone());
+        let mut headers = Vec::new();
+        if let (Some(name), Some(id)) = (&self.own.id, &id) {
+            headers.push(Header { name: name.clone(), value: Some(id.clone()) });
+        }
+        if let Some(name) = &self.own.token {
+            headers.push(Header { name: name.clone(), value: Some(token.to_bytes()) });
+        }
+        let key = message.and_then(|message| message.aggregate_id.clone());
+        let partition_hash = self.partition_hash(key.as_ref(), id.as_deref().unwrap_or_default());
+        let payload = message.and_then(|message| message.payload.clone());
+        let value = payload.unwrap_or_else(|| Bytes::from(row.to_json()));
+        Record { topic, key, value: Some(value), headers, partition_hash }
     }
 
     /// The topic alone, for what is told about a message that has no record.

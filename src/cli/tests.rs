@@ -123,10 +123,25 @@ fn the_help_says_what_a_beginner_needs() {
     assert!(demo.starts_with("Watch rows arrive") && demo.contains("PG_BINDIR"), "{demo}");
     let run = help_of("run --help");
     assert!(run.contains("--until-caught-up") && run.contains("--brokers") && run.contains("Settings (before"));
-    for absent in ["tail", "parked", "recover", "backfill", "replay", "prune", "bench", "completions", "man"] {
+    for absent in ["tail", "recover", "backfill", "replay", "prune", "bench", "completions", "man"] {
         assert!(parse(absent).is_err(), "{absent} is not in this release");
     }
     assert_eq!(help_of("--version"), format!("walpost {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn parked_messages_are_named_by_their_ids_or_all() {
+    for right in
+        ["parked list", "parked list --all --limit 5 --json", "parked show 3", "parked retry 1 2", "parked retry --all"]
+    {
+        assert!(parse(right).is_ok(), "{right}");
+    }
+    assert!(parse("parked discard 1 --yes --json").is_ok());
+    for wrong in
+        ["parked", "parked retry", "parked discard", "parked retry 1 --all", "parked show x", "parked list --limit 0"]
+    {
+        assert!(parse(wrong).is_err(), "{wrong}");
+    }
 }
 
 #[test]

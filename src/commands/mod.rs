@@ -4,6 +4,7 @@
 pub mod config;
 pub mod demo;
 pub mod doctor;
+pub mod parked;
 pub mod run;
 pub mod setup;
 pub mod status;

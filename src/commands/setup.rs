@@ -82,7 +82,7 @@ impl Found {
         let publication = catalog::publication(client, server.version, &postgres.publication, table).await?;
         let slot = slot::facts(client, &postgres.slot).await?;
         let (schema_version, record, forbidden) = match checkpoint::read(client, &postgres.slot).await {
-            Ok(record) => (Some(checkpoint::SCHEMA_VERSION), record, None),
+            Ok(record) => (checkpoint::schema_version(client).await?, record, None),
             Err(CheckpointError::NotSetUp { .. } | CheckpointError::Unversioned) => (None, None, None),
             Err(error @ CheckpointError::NotPermitted { .. }) => (Some(checkpoint::SCHEMA_VERSION), None, Some(error)),
             Err(error) => return Err(error.into()),

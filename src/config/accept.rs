@@ -83,6 +83,14 @@ impl Setting {
                 }
                 Ok(())
             }
+            Kind::Switch(set) => {
+                let on = match raw {
+                    Raw::Bool(on) => *on,
+                    raw => values::choice(text(raw, "true or false")?, ["true", "false"].into_iter())? == "true",
+                };
+                set(config, on);
+                Ok(())
+            }
             Kind::List(set) => {
                 set(config, list(raw)?);
                 Ok(())

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::accept::Raw;
+use super::defaults;
 use super::environment::{self, Environment};
 use super::problem::{ConfigErrors, Problem, Source};
 use super::settings::{self, FEEDBACK_INTERVAL_WARN, Kind, SETTINGS, Setting};
@@ -198,7 +199,7 @@ fn apply_setting(
         },
         None => Effective {
             key: setting.key.to_owned(),
-            value: settings::default_text(setting, config).map(|text| text_or_integer(setting, &text)),
+            value: defaults::default_text(setting, config).map(|text| text_or_integer(setting, &text)),
             unset: setting.unset,
             source: Source::Default,
         },
@@ -329,6 +330,7 @@ fn shown(setting: &Setting, entry: &Entry) -> toml::Value {
 
 fn text_or_integer(setting: &Setting, text: &str) -> toml::Value {
     let number = match setting.kind {
+        Kind::Switch(_) => return toml::Value::Boolean(text == "true"),
         Kind::Integer { .. } | Kind::Size { .. } => text.parse::<i64>().ok(),
         _ => None,
     };

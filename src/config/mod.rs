@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  settings     the one table: key, flag, variables, default, help, and how a text becomes a value of [`Config`]
+//!  defaults     what a setting is where nobody set it                              (pure)
 //!  accept       what was written → a value, by the kind of its setting             (pure)
 //!  values       the spellings: durations, sizes, addresses, names       (pure)
 //!  kafka        which librdkafka properties are passed on, and why others are not   (pure)
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 mod accept;
+mod defaults;
 pub mod environment;
 mod file;
 pub mod kafka;
@@ -46,8 +48,12 @@ pub struct Config {
     pub headers: Headers,
     /// `preset`; found from the table's columns if unset.
     pub preset: Option<Preset>,
+    /// `read_back`, default true: in a new session, what a topic holds already is not published again.
+    pub read_back: bool,
     pub on_poison: OnPoison,
     pub on_route_error: OnRouteError,
+    pub parked: Parked,
+    pub dead_letter: DeadLetter,
     pub on_null_payload: OnNullPayload,
     pub on_null_key: OnNullKey,
     pub window: Window,
@@ -80,7 +86,7 @@ impl fmt::Debug for Secret {
 impl Default for Config {
     /// Every setting at its default in the table of [`settings`].
     fn default() -> Self {
-        settings::defaults()
+        defaults::defaults()
     }
 }
 
@@ -210,6 +216,8 @@ pub struct Headers {
     pub token: String,
     /// `headers.created_at`, default off.
     pub created_at: String,
+    /// `headers.origin`, default `origin`: on records that were not published as they were committed.
+    pub origin: String,
     /// `headers.columns`: header name to column name, further columns as headers.
     pub columns: BTreeMap<String, String>,
 }
@@ -237,8 +245,13 @@ pub enum Preset {
 /// What happens with a message that can never be sent as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnPoison {
+    /// It is set aside in `walpost.parked_messages`, and later messages of its topic and key wait behind it. Where there is
+    /// no such table, as [`OnPoison::Stop`].
+    Park,
     /// The relay stays up, not ready, its position frozen.
     Stop,
+    /// It goes to `dead_letter.topic`, with the reason in headers, and later messages of its key go on.
+    DeadLetter,
     /// The message is counted and logged whole, and the relay goes on.
     Skip,
 }
@@ -249,6 +262,23 @@ pub enum OnRouteError {
     /// Try again with back-off, loudly.
     Wait,
     Stop,
+    /// The topic's messages are set aside.
+    Park,
+}
+
+/// Bounds of what is set aside; beyond them the relay stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parked {
+    /// `parked.max_rows`, default 100000.
+    pub max_rows: u64,
+    /// `parked.max_bytes`, default 1 GiB: of payloads.
+    pub max_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// `dead_letter.topic`, default `walpost.dead_letter`.
+    pub topic: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::accept::Raw;
+use super::defaults::{DEBEZIUM_HEADERS, PLAIN_HEADERS, header_names};
 use super::*;
 
 /// One setting.
@@ -54,6 +54,7 @@ pub enum Kind {
         set: fn(&mut Config, Duration),
     },
     Choice(&'static [Choice]),
+    Switch(fn(&mut Config, bool)),
     List(fn(&mut Config, Vec<String>)),
     Map(fn(&mut Config, BTreeMap<String, String>)),
     Secret(fn(&mut Config, SecretSource)),
@@ -158,19 +159,31 @@ pub static SETTINGS: &[Setting] = &[
     )
     .unset("found from the table's columns", "\"laravel\""),
     Setting::new(
-        "on_poison",
-        Kind::Choice(&[("stop", |c| c.on_poison = OnPoison::Stop), ("skip", |c| c.on_poison = OnPoison::Skip)]),
-        "A message that can never be sent as it is: stop (stay up, not ready, the position frozen) or skip (counted and \
-         logged)",
+        "read_back",
+        Kind::Switch(|c, on| c.read_back = on),
+        "Whether topics are read back after a crash, so that what they hold already is not published again: true or false",
     )
-    .default("stop"),
+    .default("true"),
+    Setting::new(
+        "on_poison",
+        Kind::Choice(&[
+            ("park", |c| c.on_poison = OnPoison::Park),
+            ("stop", |c| c.on_poison = OnPoison::Stop),
+            ("dead_letter", |c| c.on_poison = OnPoison::DeadLetter),
+            ("skip", |c| c.on_poison = OnPoison::Skip),
+        ]),
+        "A message that can never be sent as it is: park (set aside, what comes later for its key waits), stop (stay up, \
+         not ready, the position frozen), dead_letter (to dead_letter.topic) or skip (counted and logged)",
+    )
+    .default("park"),
     Setting::new(
         "on_route_error",
         Kind::Choice(&[
             ("wait", |c| c.on_route_error = OnRouteError::Wait),
             ("stop", |c| c.on_route_error = OnRouteError::Stop),
+            ("park", |c| c.on_route_error = OnRouteError::Park),
         ]),
-        "A topic that is missing or refuses: wait (try again, loudly) or stop",
+        "A topic that is missing or refuses: wait (try again, loudly), stop or park (its messages are set aside)",
     )
     .default("wait"),
     Setting::new(
@@ -340,6 +353,11 @@ pub static SETTINGS: &[Setting] = &[
         |c, text| checked(values::header_name, text, &mut c.headers.created_at),
         "Header of the row's creation time",
     ),
+    header(
+        "headers.origin",
+        |c, text| checked(values::header_name, text, &mut c.headers.origin),
+        "Header of records that are not published as they were committed: where they come from",
+    ),
     Setting::new(
         "headers.columns",
         Kind::Map(|c, map| c.headers.columns = map),
@@ -359,6 +377,24 @@ pub static SETTINGS: &[Setting] = &[
         "How many bytes may be read and not yet confirmed: a number, or with a unit (32MiB, 64MB)",
     )
     .default("32MiB"),
+    Setting::new(
+        "parked.max_rows",
+        Kind::Integer { min: 1, max: 100_000_000, set: |c, value| c.parked.max_rows = value },
+        "How many messages may be parked; beyond that the relay stops",
+    )
+    .default("100000"),
+    Setting::new(
+        "parked.max_bytes",
+        Kind::Size { min: 1 << 20, max: 1 << 40, set: |c, value| c.parked.max_bytes = value },
+        "How many bytes of payloads may be parked; beyond that the relay stops",
+    )
+    .default("1GiB"),
+    Setting::new(
+        "dead_letter.topic",
+        Kind::Text(|c, text| checked(values::printable, text, &mut c.dead_letter.topic)),
+        "The topic that dead letters go to",
+    )
+    .default("walpost.dead_letter"),
     Setting::new(
         "feedback.interval",
         Kind::Duration {
@@ -420,82 +456,6 @@ const fn header(key: &'static str, set: fn(&mut Config, &str) -> Result<(), Stri
     Setting::new(key, Kind::Text(set), help).unset("headers.profile decides", "").empty("the header is not written")
 }
 
-/// The names that a profile gives to `headers.<field>`, in the order id, event_type, token, created_at.
-type HeaderNames = [(&'static str, &'static str); 4];
-const DEBEZIUM_HEADERS: HeaderNames =
-    [("headers.id", "id"), ("headers.event_type", "eventType"), ("headers.token", "token"), ("headers.created_at", "")];
-const PLAIN_HEADERS: HeaderNames = [
-    ("headers.id", "message_id"),
-    ("headers.event_type", "event_type"),
-    ("headers.token", "token"),
-    ("headers.created_at", ""),
-];
-
-fn header_names(config: &mut Config, names: &HeaderNames) {
-    let [id, event_type, token, created_at] = names.map(|(_, name)| name.to_owned());
-    let columns = std::mem::take(&mut config.headers.columns);
-    config.headers = Headers { id, event_type, token, created_at, columns };
-}
-
-/// The text of a setting that nobody set, given the profile that was chosen; None where unset has a meaning.
-pub(super) fn default_text(setting: &Setting, config: &Config) -> Option<String> {
-    let headers = &config.headers;
-    match setting.key {
-        "headers.id" => Some(headers.id.clone()),
-        "headers.event_type" => Some(headers.event_type.clone()),
-        "headers.token" => Some(headers.token.clone()),
-        "headers.created_at" => Some(headers.created_at.clone()),
-        _ => setting.default.map(str::to_owned),
-    }
-}
-
 pub fn find(key: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.key == key)
-}
-
-/// Every setting at its default.
-pub(super) fn defaults() -> Config {
-    let mut config = blank();
-    for setting in SETTINGS {
-        if let Some(text) = setting.default {
-            // A default that its own kind refuses would be a fault of the table: a test goes through all of them.
-            let _ = setting.accept(&mut config, &Raw::Text(text.to_owned()));
-        }
-    }
-    config
-}
-
-/// A value of every field for the table to overwrite.
-fn blank() -> Config {
-    Config {
-        name: String::new(),
-        postgres: Postgres {
-            url: None,
-            password: None,
-            table: String::new(),
-            slot: String::new(),
-            publication: String::new(),
-        },
-        kafka: Kafka { brokers: None, properties: BTreeMap::new() },
-        topics: Topics { create: TopicsCreate::Broker },
-        route: Route { topic: String::new(), partitioner: Partitioner::Murmur2 },
-        columns: Columns::default(),
-        headers: Headers {
-            id: String::new(),
-            event_type: String::new(),
-            token: String::new(),
-            created_at: String::new(),
-            columns: BTreeMap::new(),
-        },
-        preset: None,
-        on_poison: OnPoison::Stop,
-        on_route_error: OnRouteError::Wait,
-        on_null_payload: OnNullPayload::Error,
-        on_null_key: OnNullKey::Error,
-        window: Window { messages: 0, bytes: 0 },
-        feedback: Feedback { interval: Duration::ZERO },
-        shutdown: Shutdown { timeout: Duration::ZERO },
-        http: Http { listen: None },
-        log: Log { level: String::new(), format: None },
-    }
 }

@@ -63,7 +63,7 @@ fn describe(text: &mut String, setting: &Setting) {
             facts.push_str(&format!(" One of {}.", alternatives(choices.iter().map(|(name, _)| *name))));
         }
         Kind::List(_) => facts.push_str(" Several names: the first that exists."),
-        Kind::Text(_) | Kind::Joined(_) | Kind::Choice(_) | Kind::Map(_) | Kind::Secret(_) => {}
+        Kind::Text(_) | Kind::Joined(_) | Kind::Choice(_) | Kind::Switch(_) | Kind::Map(_) | Kind::Secret(_) => {}
     }
     if !setting.unset.is_empty() {
         facts.push_str(&format!(" Not set: {}.", setting.unset));
@@ -89,10 +89,11 @@ fn value(setting: &Setting) -> String {
         (None, "headers.event_type") => "eventType",
         (None, "headers.token") => "token",
         (None, "headers.created_at") => "",
+        (None, "headers.origin") => "origin",
         (None, _) => return setting.example.to_owned(),
     };
     match setting.kind {
-        Kind::Integer { .. } => text.to_owned(),
+        Kind::Integer { .. } | Kind::Switch(_) => text.to_owned(),
         _ => format!("\"{text}\""),
     }
 }

@@ -18,12 +18,13 @@ fn other_value(setting: &Setting) -> (&'static str, &'static str) {
         (Kind::Integer { .. }, _) => ("77", "77"),
         (Kind::Size { .. }, _) => ("77MB", "\"77MB\""),
         (Kind::Duration { .. }, _) => ("7s", "\"7s\""),
+        (Kind::Switch(_), _) => ("false", "false"),
         (Kind::List(_), _) => ("other, second", "[\"other\", \"second\"]"),
         (Kind::Map(_), _) => ("a=b,c=d", "{ a = \"b\", c = \"d\" }"),
         (Kind::Choice(choices), _) => match choices.last().unwrap().0 {
             "allow" => ("allow", "\"allow\""),
             "skip" => ("skip", "\"skip\""),
-            "stop" => ("stop", "\"stop\""),
+            "park" => ("park", "\"park\""),
             "debezium" => ("debezium", "\"debezium\""),
             "plain" => ("plain", "\"plain\""),
             "fnv1a" => ("fnv1a", "\"fnv1a\""),
@@ -178,7 +179,7 @@ fn the_defaults_are_those_that_are_documented() {
     assert_eq!(config.http.listen, Some(([127, 0, 0, 1], 9464).into()));
     assert_eq!((config.headers.id.as_str(), config.headers.event_type.as_str()), ("id", "eventType"));
     assert_eq!((config.headers.token.as_str(), config.headers.created_at.as_str()), ("token", ""));
-    assert_eq!((config.on_poison, config.on_route_error), (OnPoison::Stop, OnRouteError::Wait));
+    assert_eq!((config.on_poison, config.on_route_error), (OnPoison::Park, OnRouteError::Wait));
     assert_eq!((config.log.level.as_str(), config.log.format), ("info", None));
     // What the table calls a default is what its own kind accepts.
     for setting in SETTINGS.iter().filter(|setting| setting.default.is_some()) {
@@ -217,7 +218,7 @@ fn all_problems_are_reported_at_once_each_with_its_place() {
     ]);
     let problems = problems(load(&given, &variables, Needs { postgres: true, kafka: true }));
     let expected = [
-        ("walpost.toml:1: on_poison: ", "stop or skip"),
+        ("walpost.toml:1: on_poison: ", "park, stop, dead_letter or skip"),
         ("walpost.toml:3: postgres.tabel: ", "did you mean postgres.table?"),
         ("walpost.toml:5: window.messages: ", "1 to 10000000"),
         ("walpost.toml:7: kafka.properties.acks: ", "in-sync"),

@@ -14,7 +14,7 @@ use crate::lsn::{Lsn, ParseLsnError};
 use crate::names::statement_of;
 
 /// The version of schema `walpost` that this program reads and writes.
-pub const SCHEMA_VERSION: i32 = 1;
+pub const SCHEMA_VERSION: i32 = 2;
 
 /// The record of a slot.
 #[derive(Clone, Debug, PartialEq)]

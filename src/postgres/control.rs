@@ -4,19 +4,22 @@
 //! shuts down. Its death never disturbs the stream: it connects again by itself. Orders go in and events come out
 //! through channels, so the relay's loop never waits for SQL.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::future::Future;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
+use crate::parking::{Aside, Unit};
 use crate::postgres::checkpoint::{self, Recorded, Recorder};
 use crate::postgres::error::{ErrorKind, kind_of};
 use crate::postgres::fingerprint::difference;
+use crate::postgres::parked::{Change, Lot, Outcome, Work};
 use crate::postgres::{Connector, Session, catalog, slot};
 
 /// Shows up in `pg_stat_activity`.
@@ -24,14 +27,22 @@ pub const APPLICATION_NAME: &str = "walpost control";
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 /// A statement that takes longer is given up, with its connection.
 const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
+/// A connection that lasted for so long was a good one.
+const STEADY_AFTER: Duration = Duration::from_secs(5);
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// The last words at a shutdown.
 const SIGN_OFF_WITHIN: Duration = Duration::from_secs(3);
 
 /// What the loop wants of the control connection.
 pub enum Order {
-    /// Commit the position; a later order overtakes one that waits.
+    /// Commit the position; a later one overtakes one that waits.
     Record(Lsn),
+    /// Set these messages aside, in this order. Only where parking was agreed on at the start.
+    Park(Vec<Aside>),
+    /// Look for parked messages that may be worked on.
+    FindWork,
+    /// Write down what has become of parked messages.
+    Settle(Outcome),
     /// Nothing is under way any more; then the task ends.
     SignOff,
 }
@@ -50,6 +61,19 @@ pub enum Event {
     RecordGone(String),
     /// The server is shutting down: it must not be made to wait.
     ServerStopping(String),
+    /// The messages of the oldest [`Order::Park`] are committed, below `flushed`. What the table grew by: less where some
+    /// were there already.
+    Parked {
+        added: Change,
+        flushed: Lsn,
+    },
+    /// The answer to [`Order::FindWork`].
+    Work(Vec<Work>),
+    /// The oldest [`Order::Settle`] is committed: what is gone, and which of its queues are empty.
+    Settled {
+        gone: Change,
+        empty: Vec<Unit>,
+    },
     /// The slot as it is now; None: it is gone.
     Slot(Option<Box<slot::SlotFacts>>),
     /// The planner's estimate of the table's rows; None: never analysed.
@@ -75,10 +99,18 @@ pub struct Control {
 
 impl Control {
     /// Goes on with a session that is open already.
-    pub fn start(connector: Connector, session: Session, slot: String, table_oid: u32, keeping: Keeping) -> Control {
+    pub fn start(
+        connector: Connector,
+        session: Session,
+        slot: String,
+        table_oid: u32,
+        keeping: Keeping,
+        lot: Option<Lot>,
+    ) -> Control {
         let (orders, inbox) = mpsc::unbounded_channel();
         let (outbox, events) = mpsc::unbounded_channel();
-        let worker = Worker { connector, slot, table_oid, keeping, inbox, outbox, wanted: None };
+        let worker =
+            Worker { connector, slot, table_oid, keeping, lot, inbox, outbox, wanted: None, todo: VecDeque::new() };
         Control { orders, events, task: tokio::spawn(worker.run(session)) }
     }
 
@@ -92,9 +124,10 @@ impl Control {
         Control { orders, events, task: tokio::spawn(worker(inbox, outbox)) }
     }
 
-    /// Asks for a position to be committed; [`Event::Recorded`] answers. A later order overtakes one that waits.
-    pub fn record(&self, lsn: Lsn) {
-        let _ = self.orders.send(Order::Record(lsn));
+    /// Gives an order; an [`Event`] answers.
+    pub fn order(&self, order: Order) {
+        // Without a task there is no session either.
+        let _ = self.orders.send(order);
     }
 
     /// The next event. Cancel-safe. Waits for ever once the task is gone.
@@ -107,7 +140,7 @@ impl Control {
 
     /// Says in the record that this relay has nothing under way any more, and ends.
     pub async fn sign_off(&mut self) {
-        let _ = self.orders.send(Order::SignOff);
+        self.order(Order::SignOff);
         if timeout(SIGN_OFF_WITHIN, &mut self.task).await.is_err() {
             tracing::info!(
                 "the record was not signed off in time; the next relay waits a few seconds before it produces"
@@ -127,10 +160,14 @@ struct Worker {
     slot: String,
     table_oid: u32,
     keeping: Keeping,
+    /// None: nothing is parked.
+    lot: Option<Lot>,
     inbox: mpsc::UnboundedReceiver<Order>,
     outbox: mpsc::UnboundedSender<Event>,
     /// Ordered and not committed.
     wanted: Option<Lsn>,
+    /// The other orders, until they are carried out: they survive the connection.
+    todo: VecDeque<Order>,
 }
 
 /// Why a session is over.
@@ -174,7 +211,7 @@ impl Worker {
                     }
                 },
             };
-            pause = RECONNECT.0;
+            let began = Instant::now();
             match self.serve(open).await {
                 Over::Finished => return,
                 // Connecting again at once tells a server that shuts down from one that only lost this session.
@@ -182,6 +219,13 @@ impl Worker {
                     ended = Some(kind);
                     if kind != ErrorKind::ShuttingDown {
                         self.tell(Event::Disconnected(text));
+                    }
+                    if began.elapsed() > STEADY_AFTER {
+                        pause = RECONNECT.0;
+                    } else if kind == ErrorKind::Other {
+                        // A statement that fails will fail again.
+                        sleep(pause).await;
+                        pause = (pause * 2).min(RECONNECT.1);
                     }
                 }
             }
@@ -200,9 +244,7 @@ impl Worker {
         {
             return lost(trouble);
         }
-        if let Some(lsn) = self.wanted
-            && let Err(over) = self.record(&session, lsn).await
-        {
+        if let Err(over) = self.work_off(&session).await {
             return over;
         }
         loop {
@@ -225,22 +267,54 @@ impl Worker {
     }
 
     async fn obey(&mut self, session: &Session, order: Option<Order>) -> Result<(), Over> {
-        let Some(mut order) = order else { return Err(Over::Finished) };
-        // The newest position stands for all before it.
-        while let (Order::Record(_), Ok(later)) = (&order, self.inbox.try_recv()) {
-            order = later;
+        let Some(order) = order else { return Err(Over::Finished) };
+        self.take(order);
+        while let Ok(order) = self.inbox.try_recv() {
+            self.take(order);
         }
+        self.work_off(session).await
+    }
+
+    fn take(&mut self, order: Order) {
         match order {
-            Order::Record(lsn) => self.record(session, lsn).await,
-            Order::SignOff => {
-                if let Keeping::Record(recorder) = &self.keeping
-                    && let Err(error) = within(recorder.sign_off(session)).await
-                {
-                    tracing::info!(error = error.text(), "the record could not be signed off");
-                }
-                Err(Over::Finished)
-            }
+            // The newest position stands for all before it.
+            Order::Record(lsn) => self.wanted = Some(lsn),
+            order => self.todo.push_back(order),
         }
+    }
+
+    async fn work_off(&mut self, session: &Session) -> Result<(), Over> {
+        if let Some(lsn) = self.wanted {
+            self.record(session, lsn).await?;
+        }
+        while let Some(order) = self.todo.front() {
+            let event = match (order, &self.lot) {
+                (Order::SignOff, _) => {
+                    if let Keeping::Record(recorder) = &self.keeping
+                        && let Err(error) = within(recorder.sign_off(session)).await
+                    {
+                        tracing::info!(error = error.text(), "the record could not be signed off");
+                    }
+                    return Err(Over::Finished);
+                }
+                (Order::Park(asides), Some(lot)) => {
+                    let (added, flushed) = within(lot.park(session, asides)).await.map_err(lost)?;
+                    Event::Parked { added, flushed }
+                }
+                (Order::FindWork, Some(lot)) => Event::Work(within(lot.work(session)).await.map_err(lost)?),
+                (Order::Settle(outcome), Some(lot)) => {
+                    let (gone, empty) = within(lot.settle(session, outcome)).await.map_err(lost)?;
+                    Event::Settled { gone, empty }
+                }
+                (Order::Record(_) | Order::Park(_) | Order::FindWork | Order::Settle(_), _) => {
+                    self.todo.pop_front();
+                    continue;
+                }
+            };
+            self.todo.pop_front();
+            self.tell(event);
+        }
+        Ok(())
     }
 
     async fn record(&mut self, session: &Session, lsn: Lsn) -> Result<(), Over> {

@@ -30,6 +30,7 @@ mod dsn;
 pub mod error;
 pub mod fingerprint;
 pub mod history;
+pub mod parked;
 mod passfile;
 pub mod schema;
 pub mod server;

@@ -222,8 +222,9 @@ pub fn plan(wanted: &Wanted<'_>, present: &Present<'_>) -> Plan {
     }
     let title = format!("schema walpost, version {SCHEMA_VERSION}");
     steps.push(match present.schema_version {
-        Some(_) => Step::done(StepKind::Schema, title),
-        None => Step::todo(StepKind::Schema, title, statement_of(include_str!("../../sql/002_schema.sql"))),
+        Some(version) if version >= SCHEMA_VERSION => Step::done(StepKind::Schema, title),
+        // What an older version has stays as it is: its statements only add.
+        _ => Step::todo(StepKind::Schema, title, statement_of(include_str!("../../sql/002_schema.sql"))),
     });
     publication_steps(wanted, present, &table, &mut steps, &mut notes);
     if let Some(role) = wanted.grants {

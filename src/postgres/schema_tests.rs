@@ -83,7 +83,17 @@ fn planned(version: u32, publication: Option<&PublicationFacts>, slot: Option<&S
     let wanted =
         Wanted { table: &name, publication: "walpost", slot: "walpost", columns, create_table: None, grants: None };
     let current_schema = "public";
-    plan(&wanted, &Present { version, table: Some(&table), publication, slot, schema_version: Some(1), current_schema })
+    plan(
+        &wanted,
+        &Present {
+            version,
+            table: Some(&table),
+            publication,
+            slot,
+            schema_version: Some(SCHEMA_VERSION),
+            current_schema,
+        },
+    )
 }
 
 fn sql_of(plan: &Plan, kind: StepKind) -> String {

@@ -114,6 +114,8 @@ pub struct RoleFacts {
     pub walpost_usage: Option<bool>,
     /// Privileges on `walpost.checkpoint` that are missing; None: there is no such table.
     pub checkpoint_missing: Option<Vec<String>>,
+    /// Privileges on `walpost.parked_messages` that are missing; None: there is no such table.
+    pub parked_missing: Option<Vec<String>>,
 }
 
 /// Reads the role's rights.

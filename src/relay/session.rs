@@ -3,18 +3,21 @@
 //! One task owns the stream and the tracker, so there is no lock and no callback across modules. Nothing in the loop
 //! waits for Kafka or for SQL: both answer through channels.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::ack::{AckTracker, Remembered, Ticket};
-use crate::config::{Config, OnPoison, OnRouteError};
+use crate::config::{self, Config, OnPoison, OnRouteError};
 use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
 use crate::outbox::{Mapping, Poison, row_json};
+use crate::parking::Queues;
 use crate::postgres::StreamError;
-use crate::postgres::control::{Control, Event};
+use crate::postgres::control::{Control, Event, Order};
 use crate::postgres::dial::Socket;
 use crate::postgres::slot::SlotFacts;
 use crate::relay::condition::{self, Facts};
@@ -30,11 +33,13 @@ use crate::source::{Relation, Row, SourceEvent};
 use crate::telemetry::{EndStatus, SlotStatus, State, Target, Telemetry, TopicMetrics, WalStatus, human_bytes};
 
 mod ending;
+mod parking;
 mod progress;
 mod reading;
 mod rows;
 
 pub use ending::Drained;
+use parking::Parking;
 pub use progress::{show_slot, slot_status};
 use reading::{Gulp, Insistence, Pump};
 
@@ -65,6 +70,8 @@ pub enum End {
     PublicationChanged { reason: String, remedy: String },
     /// Nothing can be done before a person decides; only where the relay was told to end when caught up.
     Stopped,
+    /// Nothing more could be parked, and somebody has decided on what is: there may be room again.
+    RoomAgain,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +111,8 @@ pub struct Start<S = Socket> {
     pub quiet_until: Option<Instant>,
     /// End once this is confirmed.
     pub until: Option<Lsn>,
+    /// What is parked; None: there is nowhere to park.
+    pub queues: Option<Queues>,
 }
 
 /// What is left of a session, for the next one.
@@ -148,6 +157,10 @@ pub struct Session<'a, S = Socket> {
     /// Read, and not taken by the sink yet. While there is one, nothing is read.
     pending: Option<(Ticket, Record)>,
     stop: Option<Stop>,
+    parking: Parking,
+    /// Nothing more can be parked until somebody makes room.
+    full: bool,
+    room_again: bool,
     quiet_until: Option<Instant>,
     until: Option<Lsn>,
     /// Committed to `walpost.checkpoint`.
@@ -177,6 +190,7 @@ pub struct Session<'a, S = Socket> {
 impl<'a, S: Wire> Session<'a, S> {
     pub fn new(lent: Lent<'a>, start: Start<S>) -> Session<'a, S> {
         let now = Instant::now();
+        let parking = Parking::new(start.queues, lent.config, now);
         Session {
             lent,
             stream: start.stream,
@@ -189,6 +203,9 @@ impl<'a, S: Wire> Session<'a, S> {
             transaction: None,
             pending: None,
             stop: None,
+            parking,
+            full: false,
+            room_again: false,
             quiet_until: start.quiet_until,
             until: start.until,
             recorded: start.confirmed,
@@ -212,6 +229,8 @@ impl<'a, S: Wire> Session<'a, S> {
 
     /// Runs until the session is over, then lets go of Kafka.
     pub async fn run(mut self) -> (End, Left) {
+        self.show_parked();
+        self.lent.sink.begin(self.confirmed);
         let end = self.stream_rows().await.unwrap_or_else(End::Failed);
         let status = self.status_update(false);
         let received = self.stream.received();
@@ -252,7 +271,9 @@ impl<'a, S: Wire> Session<'a, S> {
         loop {
             let now = Instant::now();
             self.take_deliveries(now);
+            self.work_on_parked(now);
             let pumped = self.pump(now)?;
+            self.order_parking();
             self.record(now);
             self.lent.telemetry.turned();
             if let Some(reason) = self.lent.sink.fault() {
@@ -292,12 +313,19 @@ impl<'a, S: Wire> Session<'a, S> {
         for delivery in deliveries.drain(..) {
             match delivery {
                 Delivery::Delivered { ticket, topic, bytes, publish_latency } => {
-                    let commit_time = self.tracker.delivered(ticket);
+                    let parked = self.republished(ticket);
+                    let commit_time = self.tracker.delivered(ticket).filter(|_| !parked);
                     let latency = commit_time.and_then(|at| clock.duration_since(at).ok());
                     self.lent.telemetry.metrics.observe_publish(publish_latency, 1);
                     let metrics = topic_metrics(&mut self.lent, topic);
                     metrics.published(1, bytes as u64);
                     metrics.observe_end_to_end(latency.unwrap_or_default(), 1);
+                    self.last_delivery = now;
+                    self.rows_since_record = true;
+                }
+                Delivery::There { ticket } => {
+                    self.tracker.delivered(ticket);
+                    self.lent.telemetry.metrics.messages_skipped.inc();
                     self.last_delivery = now;
                     self.rows_since_record = true;
                 }
@@ -327,8 +355,21 @@ impl<'a, S: Wire> Session<'a, S> {
     /// The broker has proved that a record can never be stored as it is.
     fn on_refused(&mut self, ticket: Ticket, reason: &'static str, sentence: &str, record: &Record) {
         self.lent.telemetry.metrics.failed(reason);
+        if self.republishing_failed(ticket, reason, sentence) {
+            return;
+        }
         let row = record.describe();
-        match self.lent.config.on_poison {
+        match self.policy() {
+            OnPoison::Park if self.park_refused(ticket, reason, sentence) => {}
+            OnPoison::Park => {
+                self.lent.sink.freeze(ticket);
+                self.stop_full(&row);
+            }
+            OnPoison::DeadLetter if *record.topic != *self.lent.config.dead_letter.topic => {
+                tracing::error!(reason, "sent a message to the dead letters that Kafka refuses: {row}: {sentence}");
+                let letter = self.dead_letter(record.clone(), reason, sentence);
+                self.lent.sink.replace(ticket, letter);
+            }
             OnPoison::Skip => {
                 tracing::error!(
                     reason,
@@ -336,12 +377,13 @@ impl<'a, S: Wire> Session<'a, S> {
                     record = record.to_json(),
                     "skipped a message that Kafka refuses, as on_poison = \"skip\" asks: {row}: {sentence}"
                 );
-                self.lent.sink.discard(ticket);
+                self.lent.sink.take(ticket);
                 self.tracker.delivered(ticket);
                 self.lent.telemetry.metrics.messages_skipped.inc();
                 self.rows_since_record = true;
             }
-            OnPoison::Stop => {
+            // Also a dead letter that is refused itself.
+            OnPoison::Stop | OnPoison::DeadLetter => {
                 self.lent.sink.freeze(ticket);
                 let remedy = match reason {
                     "too_large" => format!(
@@ -356,6 +398,25 @@ impl<'a, S: Wire> Session<'a, S> {
                 self.stop_at(format!("Kafka refuses a message: {row}: {sentence}"), remedy);
             }
         }
+    }
+
+    /// `on_poison`, as far as it can be followed.
+    fn policy(&self) -> OnPoison {
+        match self.lent.config.on_poison {
+            OnPoison::Park if !self.parking.is_possible() => OnPoison::Stop,
+            policy => policy,
+        }
+    }
+
+    fn stop_full(&mut self, row: &str) {
+        self.full = true;
+        let config::Parked { max_rows, max_bytes } = self.lent.config.parked;
+        self.stop_at(
+            format!("no more can be parked (parked.max_rows {max_rows}, parked.max_bytes {max_bytes}), and there is {row}"),
+            "see what is parked (walpost parked list), publish or discard it (walpost parked retry, walpost parked discard), or \
+             raise the limits and restart walpost; it goes on by itself as soon as there is room"
+                .to_owned(),
+        );
     }
 
     fn stop_at(&mut self, reason: String, remedy: String) {

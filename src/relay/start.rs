@@ -11,11 +11,13 @@ use crate::config::Config;
 use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
 use crate::names::{TableName, quote_ident};
+use crate::parking::Queues;
 use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, TableFacts};
 use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, Recorder, State as RecordState};
 use crate::postgres::control::{self, Control, Keeping};
 use crate::postgres::error::{ConnectError, ErrorKind};
 use crate::postgres::history::{self, Seen, Verdict};
+use crate::postgres::parked::{self, Lot};
 use crate::postgres::slot::{self, SlotFacts};
 use crate::postgres::{Connector, Session, schema};
 use crate::relay::RunOptions;
@@ -59,6 +61,7 @@ pub struct Starter {
     /// The record cannot be kept: said once.
     said_no_record: bool,
     said_row_filter: bool,
+    said_no_parking: bool,
     /// At the last look; the outer None: not looked at since.
     seen_slot: Option<Option<SlotFacts>>,
     /// End once this is confirmed.
@@ -89,6 +92,7 @@ impl Starter {
             prepare,
             said_no_record: false,
             said_row_filter: false,
+            said_no_parking: false,
             seen_slot: None,
             until: None,
         }
@@ -336,19 +340,55 @@ impl Starter {
                 version,
             }
         };
+        let (lot, queues) = if kept {
+            self.parked(
+                &control,
+                Lot { slot: postgres.slot.clone(), system_identifier: identity.system_identifier.clone(), epoch },
+            )
+            .await?
+        } else {
+            (None, None)
+        };
         if self.until_caught_up && self.until.is_none() {
             // After the record's own commit everything that was committed before is on disk, below this position.
             self.until = Some(catalog::identity(&control).await.map_err(catalog_trouble)?.flush_lsn);
         }
         Ok(Start {
             stream,
-            control: Control::start(self.connector.clone(), control, postgres.slot.clone(), table.oid, keeping),
+            control: Control::start(self.connector.clone(), control, postgres.slot.clone(), table.oid, keeping, lot),
             epoch: epoch.unsigned_abs(),
             confirmed,
             remembered: self.carried.remembered().clone(),
             quiet_until: self.carried.quiet_until(Instant::now()),
             until: self.until,
+            queues,
         })
+    }
+
+    /// What is parked, where there is a table for it and it may be used.
+    async fn parked(&mut self, control: &Session, lot: Lot) -> Result<(Option<Lot>, Option<Queues>), NotNow> {
+        let version = checkpoint::schema_version(control).await.map_err(checkpoint_trouble)?;
+        let why = if version.is_some_and(|version| version >= parked::SINCE_VERSION) {
+            match lot.load(control).await {
+                Ok(queues) => return Ok((Some(lot), Some(queues))),
+                Err(error) if error.sqlstate() == Some("42501") => {
+                    "the relay's role may not use it (walpost setup --grants)"
+                }
+                Err(error) => {
+                    let kind = ErrorKind::of_sqlstate(error.sqlstate().unwrap_or_default());
+                    return Err(NotNow::Trouble { kind, text: error.text(), remedy: String::new() });
+                }
+            }
+        } else {
+            "there is no such table (walpost setup)"
+        };
+        if !self.said_no_parking {
+            self.said_no_parking = true;
+            tracing::warn!(
+                "nothing can be parked in walpost.parked_messages, because {why}: a message that cannot be sent stops the relay"
+            );
+        }
+        Ok((None, None))
     }
 }
 

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use rdkafka::error::KafkaError;
 
 use crate::config::Config;
+use crate::lsn::Lsn;
 use crate::router::Record;
 use crate::sink::SettingsRefused;
 use crate::sink::librarian::{Ask, Librarian};
 use crate::sink::producer::{Mailbox, Producer};
 use crate::sink::properties::Kind;
+use crate::sink::tail::TailReader;
 
 /// A client of one cluster.
 pub trait Client: Send {
@@ -19,6 +21,10 @@ pub trait Client: Send {
 
     /// Sends a question; the answer comes through the mailbox.
     fn ask(&self, question: Ask);
+
+    /// Asks what partitions hold of our own records from a commit LSN on; the answer comes through the mailbox, with the
+    /// number `asked`.
+    fn read_tails(&self, topic: Arc<str>, partitions: Vec<u32>, from: Lsn, asked: u64);
 }
 
 /// One life of a producer. Each record that it takes comes back in exactly one report.
@@ -45,14 +51,16 @@ pub struct Librdkafka {
     config: Arc<Config>,
     mailbox: Arc<Mailbox>,
     librarian: Librarian,
+    tails: TailReader,
 }
 
 impl Librdkafka {
-    /// Starts the librarian; contacts no broker before it returns. Fails on settings that librdkafka refuses.
+    /// Starts what answers questions; contacts no broker before it returns. Fails on settings that librdkafka refuses.
     pub fn start(config: &Arc<Config>, mailbox: &Arc<Mailbox>) -> Result<Librdkafka, SettingsRefused> {
-        let librarian = Librarian::start(config, mailbox.clone());
-        let librarian = librarian.map_err(|error| SettingsRefused(error.to_string()))?;
-        Ok(Librdkafka { config: config.clone(), mailbox: mailbox.clone(), librarian })
+        let refused = |error: KafkaError| SettingsRefused(error.to_string());
+        let librarian = Librarian::start(config, mailbox.clone()).map_err(refused)?;
+        let tails = TailReader::start(config, mailbox.clone()).map_err(refused)?;
+        Ok(Librdkafka { config: config.clone(), mailbox: mailbox.clone(), librarian, tails })
     }
 }
 
@@ -63,5 +71,9 @@ impl Client for Librdkafka {
 
     fn ask(&self, question: Ask) {
         self.librarian.ask(question);
+    }
+
+    fn read_tails(&self, topic: Arc<str>, partitions: Vec<u32>, from: Lsn, asked: u64) {
+        self.tails.ask(topic, partitions, from, asked);
     }
 }

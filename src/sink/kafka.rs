@@ -20,6 +20,8 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use crate::ack::Ticket;
 use crate::config::Config;
+use crate::error_text::ErrorText as _;
+use crate::lsn::Lsn;
 use crate::router::Record;
 use crate::sink::client::{Client, Librdkafka, Produce};
 use crate::sink::desk::{ClusterIdentity, Probed};
@@ -38,12 +40,17 @@ const SILENT_AFTER: Duration = Duration::from_secs(10);
 const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 
 mod healing;
+mod held;
 mod opened;
+mod read_back;
+mod scout;
 #[cfg(test)]
 mod scripted_tests;
 
 use healing::PURGE_EVERY;
 use opened::Opened;
+use read_back::{Look, ReadBack};
+use scout::Scout;
 
 /// See the module.
 pub struct KafkaSink {
@@ -51,12 +58,18 @@ pub struct KafkaSink {
     inbox: Inbox,
     client: Box<dyn Client>,
     producer: Option<Box<dyn Produce>>,
+    scout: Scout,
     /// Of the newest producer made.
     generation: u32,
+    /// Of the producer in use.
+    current: u32,
     mode: Mode,
     topics: TopicBook,
     /// Of the producer in use.
     opened: Opened,
+    read_back: ReadBack,
+    /// Found in their topics; to be told with the next turn.
+    there: Vec<Ticket>,
     /// What is out or held, by ticket from `first_ticket` on.
     sent: VecDeque<Sent>,
     first_ticket: usize,
@@ -134,9 +147,13 @@ impl KafkaSink {
             inbox: Inbox::default(),
             client,
             producer: None,
+            scout: Scout::default(),
             generation: 0,
+            current: 0,
             mode: Mode::Feeding { not_before: None },
             opened: Opened::default(),
+            read_back: ReadBack::new(config),
+            there: Vec::new(),
             topics: TopicBook::new(batch_size, config.kafka.brokers.clone().unwrap_or_default()),
             sent: VecDeque::new(),
             first_ticket: 0,
@@ -165,6 +182,7 @@ impl KafkaSink {
 
     fn create_producer(&mut self) -> Result<Box<dyn Produce>, KafkaError> {
         self.generation = self.generation.wrapping_add(1);
+        self.current = self.generation;
         self.client.producer(self.kind(), self.generation)
     }
 
@@ -230,6 +248,11 @@ impl KafkaSink {
         Some((sent.at, self.topic_name(sent.topic)))
     }
 
+    /// A session begins, from this position on.
+    pub fn begin(&mut self, confirmed: Lsn) {
+        self.read_back.begin(confirmed);
+    }
+
     /// Takes a record, in ticket order and without a gap in the tickets, or gives it back because it cannot be fed now.
     pub fn send(&mut self, ticket: Ticket, record: Record, now: Instant) -> Result<(), Busy> {
         if !self.may_feed(now) || !self.held.is_empty() || self.frozen_at.is_some() {
@@ -252,9 +275,8 @@ impl KafkaSink {
 
     /// A record that has its place went to librdkafka, or was refused by it at once.
     fn fed(&mut self, ticket: usize, fed: Fed, record: Record, now: Instant) {
-        let generation = self.generation;
         match fed {
-            Fed::Out { partition } => {
+            Fed::Out { partition, generation } => {
                 if self.outstanding == 0 {
                     // Nothing was out: the silence so far was no sign of anything.
                     self.last_report = now;
@@ -266,9 +288,16 @@ impl KafkaSink {
             }
             Fed::Refused(code) => {
                 // Treated like a report that came back at once.
-                let (sentence, possibly_persisted, inferred) = (None, false, false);
+                let (generation, sentence, possibly_persisted, inferred) = (self.current, None, false, false);
                 let report = FailedReport { generation, ticket, code, sentence, possibly_persisted, inferred, record };
                 self.came_back(report, now);
+            }
+            Fed::There => {
+                self.there.push(Ticket(ticket));
+                if let Some(sent) = self.place(ticket) {
+                    sent.place = Place::Settled;
+                }
+                self.forget_settled();
             }
             Fed::NotNow => {
                 self.held.insert(ticket, record);
@@ -283,7 +312,7 @@ impl KafkaSink {
     fn may_feed(&self, now: Instant) -> bool {
         let Mode::Feeding { not_before } = &self.mode else { return planted!(FeedsPastAFailure) };
         let alone = self.isolated_left == 0 || self.outstanding == 0;
-        alone && self.undecided.is_empty() && not_before.is_none_or(|at| now >= at)
+        alone && !self.scout.is_out() && self.undecided.is_empty() && not_before.is_none_or(|at| now >= at)
     }
 
     fn feed(&mut self, record: &Record, ticket: usize, now: Instant) -> Fed {
@@ -296,15 +325,23 @@ impl KafkaSink {
                 return Fed::NotNow;
             }
         };
-        let Some(producer) = &self.producer else { return Fed::NotNow };
         let partition = record.partition_hash % partitions;
+        match self.read_back.look(topic, partition, partitions, record, &*self.client) {
+            Look::Feed => {}
+            Look::Wait => return Fed::NotNow,
+            Look::There => return Fed::There,
+        }
+        if self.topics.may_refuse(topic, weight(record)) {
+            return self.feed_alone(record, ticket, partition, now);
+        }
+        let Some(producer) = &self.producer else { return Fed::NotNow };
         if !self.opened.may_feed(topic, partition) && !planted!(ForgetsTheFirstRecord) {
             return Fed::NotNow;
         }
         match producer.send(ticket, record, partition.cast_signed()) {
             Ok(()) => {
                 self.opened.fed(topic, partition, ticket, now);
-                Fed::Out { partition }
+                Fed::Out { partition, generation: self.current }
             }
             Err(error) => match error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown) {
                 RDKafkaErrorCode::QueueFull => Fed::NotNow,
@@ -330,21 +367,29 @@ impl KafkaSink {
                 self.on_delivered(report.generation, report.ticket, now, deliveries);
                 continue;
             }
-            self.on_failed(report, now);
+            self.on_failed(report, now, deliveries);
         }
         for answer in inbox.answers.drain(..) {
             self.on_answer(answer, now);
+        }
+        for answer in inbox.tails.drain(..) {
+            let topic = self.topics.id(&answer.topic);
+            self.read_back.answered(topic, answer);
         }
         let dropped = std::mem::take(&mut inbox.dropped);
         self.inbox = inbox;
         self.drive(now, &dropped, deliveries);
         self.watch_silence(now);
         self.feed_held(now);
+        deliveries.extend(self.there.drain(..).map(|ticket| Delivery::There { ticket }));
     }
 
     /// Whether time alone may change something, so that [`KafkaSink::turn`] must be called without a wake.
     pub fn needs_turns(&self) -> bool {
-        !matches!(self.mode, Mode::Feeding { not_before: None }) || !self.held.is_empty() || self.topics.asking()
+        !matches!(self.mode, Mode::Feeding { not_before: None })
+            || !self.held.is_empty()
+            || !self.there.is_empty()
+            || self.topics.asking()
     }
 
     fn on_delivered(&mut self, generation: u32, ticket: usize, now: Instant, deliveries: &mut Vec<Delivery>) {
@@ -352,7 +397,9 @@ impl KafkaSink {
         sent.place = Place::Settled;
         let (topic, bytes, publish_latency) = (sent.topic, sent.bytes, now.saturating_duration_since(sent.at));
         let partition = sent.partition;
-        self.opened.delivered(topic, partition, ticket, now);
+        if !self.scout.returned(generation, ticket) {
+            self.opened.delivered(topic, partition, ticket, now);
+        }
         self.outstanding -= 1;
         deliveries.push(Delivery::Delivered { ticket: Ticket(ticket), topic, bytes, publish_latency });
         self.heard_well(now);
@@ -396,36 +443,9 @@ impl KafkaSink {
         }
     }
 
-    /// The relay gave a poison record up: it counts as settled.
-    pub fn discard(&mut self, ticket: Ticket) {
-        self.undecided.remove(&ticket.0);
-        self.held.remove(&ticket.0);
-        if let Some(sent) = self.place(ticket.0) {
-            sent.place = Place::Settled;
-        }
-        self.forget_settled();
-    }
-
-    /// The relay stops at a poison record: what lies before it is still delivered, nothing from it on.
-    pub fn freeze(&mut self, ticket: Ticket) {
-        self.undecided.remove(&ticket.0);
-        self.frozen_at = Some(self.frozen_at.map_or(ticket.0, |earlier| earlier.min(ticket.0)));
-    }
-
-    /// Nothing is fed any more, whatever is held or comes.
-    pub fn freeze_all(&mut self) {
-        self.frozen_at = Some(0);
-    }
-
     /// No record is with librdkafka.
     pub fn nothing_out(&self) -> bool {
         self.outstanding == 0
-    }
-
-    /// After a freeze: everything before the frozen record is delivered.
-    pub fn only_frozen_left(&self) -> bool {
-        self.outstanding == 0
-            && self.frozen_at.is_some_and(|frozen| self.first_ticket >= frozen || self.sent.is_empty())
     }
 
     /// Lets go of everything, because another relay may take the slot: what was not sent is taken back, what was sent gets
@@ -438,6 +458,7 @@ impl KafkaSink {
             if let Some(producer) = &self.producer {
                 producer.purge_queue();
             }
+            self.scout.purge_queue();
             let _ = tokio::time::timeout(PURGE_EVERY, self.mailbox.woken()).await;
             self.turn(Instant::now(), deliveries);
         }
@@ -465,7 +486,12 @@ impl KafkaSink {
 }
 
 enum Fed {
-    Out { partition: u32 },
+    Out {
+        partition: u32,
+        generation: u32,
+    },
+    /// Not at all: its topic holds it already.
+    There,
     NotNow,
     Refused(RDKafkaErrorCode),
 }

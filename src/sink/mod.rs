@@ -8,6 +8,7 @@
 //!  topics      what is known of each topic
 //!  librarian   the thread that asks the cluster while the loop goes on
 //!  desk        the questions themselves: topics, limits, reachability
+//!  tail        which of our records are there already, for the start of a session
 //!  properties  librdkafka's settings, with the reason of each that a promise rests on
 //!  refusal     what an error on a report means: poison, route, or neither
 //!
@@ -31,6 +32,7 @@ pub mod properties;
 pub mod reader;
 pub mod refusal;
 pub mod stand_in;
+pub mod tail;
 pub mod topics;
 
 pub use kafka::KafkaSink;
@@ -40,6 +42,8 @@ pub use kafka::KafkaSink;
 pub enum Delivery {
     /// The broker has confirmed it.
     Delivered { ticket: Ticket, topic: TopicId, bytes: usize, publish_latency: std::time::Duration },
+    /// It was not produced, because its topic holds it already.
+    There { ticket: Ticket },
     /// The broker has proved that this record can never be stored as it is. It stays with the sink until
     /// [`KafkaSink::discard`] or [`KafkaSink::freeze`].
     Poison { ticket: Ticket, reason: &'static str, sentence: String, record: Box<Record> },

@@ -21,6 +21,7 @@ use crate::router::{Header, Record};
 use crate::sink::client::Produce;
 use crate::sink::librarian::Answer;
 use crate::sink::properties::{self, Kind};
+use crate::sink::tail::TailAnswer;
 
 /// What wakes the loop.
 #[derive(Default)]
@@ -38,6 +39,7 @@ pub struct Inbox {
     /// Generations whose producer is gone, with all its reports before this.
     pub dropped: Vec<u32>,
     pub answers: Vec<Answer>,
+    pub tails: Vec<TailAnswer>,
     /// The newest error of a connection.
     pub error: Option<String>,
     pub all_brokers_down: bool,
@@ -82,6 +84,7 @@ impl Mailbox {
         into.failed.clear();
         into.dropped.clear();
         into.answers.clear();
+        into.tails.clear();
         into.error = None;
         into.all_brokers_down = false;
         mem::swap(&mut *self.lock(), into);
@@ -158,7 +161,7 @@ impl ClientContext for Context {
 }
 
 /// Without how long it took and how often it was suppressed: those change while the error does not.
-fn without_counts(reason: &str) -> &str {
+pub fn without_counts(reason: &str) -> &str {
     reason.split_once(" (after ").map_or(reason, |(error, _)| error)
 }
 

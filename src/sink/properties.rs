@@ -92,3 +92,37 @@ pub fn librarian(config: &Config) -> ClientConfig {
     client.set("allow.auto.create.topics", if creates { "true" } else { "false" });
     client
 }
+
+/// The settings of the consumer that reads back the ends of partitions: it holds little, joins no group and leaves no trace.
+pub fn tail(config: &Config) -> ClientConfig {
+    let mut client = common(config);
+    // The nearest replica may lag behind the leader, and what it lacks would look like the end.
+    client.remove("client.rack").remove("statistics.interval.ms");
+    client
+        // librdkafka insists on a name. It asks for the group's coordinator, and whether it may know that does not matter.
+        .set("group.id", "walpost-tail")
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        // A look at a topic must not make it.
+        .set("allow.auto.create.topics", "false")
+        // Ours are not in transactions, and an open one of another writer must not hide what is behind it.
+        .set("isolation.level", "read_uncommitted")
+        // Where the log's start has moved past the place that was asked for.
+        .set("auto.offset.reset", "earliest")
+        // The last offsets may hold no record: markers of transactions, or what was compacted.
+        .set("enable.partition.eof", "true")
+        // What waits in memory, over all partitions, and what one answer of a broker adds to it.
+        .set("queued.min.messages", "1000")
+        .set("queued.max.messages.kbytes", "1024")
+        .set("fetch.message.max.bytes", "262144")
+        .set("fetch.max.bytes", "1048576")
+        // librdkafka wants it no larger than the former; a larger record comes all the same.
+        .set("message.max.bytes", "1000000")
+        .set("receive.message.max.bytes", "2147483647")
+        // A full queue is emptied within milliseconds; with the default, small limits cost a second each time.
+        .set("fetch.queue.backoff.ms", "5")
+        .set("fetch.error.backoff.ms", "50")
+        // A broker that has something answers at once. This is for the end of a partition that ends in a gap.
+        .set("fetch.wait.max.ms", "10");
+    client
+}

@@ -32,4 +32,10 @@ impl StandIn {
     pub fn refuse_produce(&self, errors: &[rdkafka::types::RDKafkaRespErr]) {
         self.cluster.request_errors(rdkafka::types::RDKafkaApiKey::Produce, errors);
     }
+
+    /// The next requests for a group's coordinator get these answers.
+    #[cfg(test)]
+    pub fn refuse_coordinator(&self, errors: &[rdkafka::types::RDKafkaRespErr]) {
+        self.cluster.request_errors(rdkafka::types::RDKafkaApiKey::FindCoordinator, errors);
+    }
 }

@@ -91,6 +91,17 @@ impl TopicBook {
         }
     }
 
+    /// Whether a record of this weight may be larger than the topic takes.
+    pub fn may_refuse(&self, id: TopicId, weight: usize) -> bool {
+        match self.list.get(id.0 as usize).map(|topic| &topic.state) {
+            Some(TopicState::Known(facts)) => {
+                // A batch has a header of its own.
+                facts.max_message_bytes.is_some_and(|limit| weight + 128 > limit)
+            }
+            _ => false,
+        }
+    }
+
     /// The partition count, if records may go to the topic now.
     pub fn ready(&mut self, id: TopicId, out: usize, now: Instant, client: &dyn Client) -> Result<u32, NotReady> {
         let batch_size = self.batch_size;

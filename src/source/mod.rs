@@ -83,6 +83,39 @@ impl Row {
     }
 }
 
+/// Columns as they are kept outside the log: name, type, text.
+type KeptColumn = (String, u32, Option<String>);
+
+impl Row {
+    /// The columns as JSON, `[[name, type oid, text or null], ...]`: enough to make the row again.
+    pub fn to_json(&self) -> String {
+        let columns = self.relation.columns.iter().enumerate();
+        let kept: Vec<KeptColumn> = columns
+            .map(|(index, column)| {
+                let text = self.text(index).map(|text| String::from_utf8_lossy(&text).into_owned());
+                (column.name.clone(), column.type_oid, text)
+            })
+            .collect();
+        serde_json::json!(kept).to_string()
+    }
+
+    /// The reverse of [`Row::to_json`], of a relation that has no name; None for any other text.
+    pub fn from_json(json: &str) -> Option<Row> {
+        let kept: Vec<KeptColumn> = serde_json::from_str(json).ok()?;
+        let (mut columns, mut values, mut frame) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, type_oid, text) in kept {
+            columns.push(Column { name, type_oid, key: false });
+            values.push(text.map_or(Value::Null, |text| {
+                let start = frame.len();
+                frame.extend_from_slice(text.as_bytes());
+                Value::Text(start..frame.len())
+            }));
+        }
+        let relation = Relation { oid: 0, schema: String::new(), name: String::new(), columns };
+        Some(Row { relation: Arc::new(relation), frame: frame.into(), values })
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     Null,
@@ -105,4 +138,21 @@ pub struct Column {
     pub type_oid: u32,
     /// Part of the replica identity.
     pub key: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_is_kept_outside_the_log_reads_back_as_it_was() {
+        let json = r#"[["id",20,"7"],["payload",17,"\\x00ff"],["empty",25,""],["none",25,null],["ä",25,"\"ü\""]]"#;
+        let row = Row::from_json(json).unwrap();
+        assert_eq!(row.to_json(), json);
+        assert_eq!((row.text(0), row.text(2), row.text(3)), (Some("7".into()), Some(Bytes::new()), None));
+        assert_eq!(row.relation.columns[1].type_oid, 17);
+        for odd in ["", "{}", "[[1]]", "null", r#"[["a",-1,""]]"#] {
+            assert!(Row::from_json(odd).is_none(), "{odd}");
+        }
+    }
 }

@@ -119,6 +119,11 @@ impl Telemetry {
         self.lock().oldest_unconfirmed = Some(read_at);
     }
 
+    /// What is set aside now.
+    pub fn parked(&self, messages: u64, keys: u64) {
+        self.update(|status| status.parked = ParkedStatus { messages: Some(messages), keys: Some(keys) });
+    }
+
     /// A position was confirmed to the server.
     pub fn confirmed_at(&self, at: Instant) {
         self.lock().confirmed_at = Some(at);

@@ -27,7 +27,7 @@ fn stops_and_can_be_skipped(kafka: &Kafka, poison: &Message, word: &str) {
     insert(&scene.sql(), Table::Walpost, "outbox_messages", std::slice::from_ref(poison));
     let after = workload.run();
 
-    let relay = scene.walpost("run").spawn();
+    let relay = scene.walpost("run").env("WALPOST_ON_POISON", "stop").spawn();
     relay.wait_state("stopped", seconds(60));
     let (ready, sentence) = relay.readyz();
     assert!(!ready);
@@ -37,9 +37,9 @@ fn stops_and_can_be_skipped(kafka: &Kafka, poison: &Message, word: &str) {
     assert_eq!(relay.metric("walpost_messages_failed_total", "").map(|failed| failed >= 1.0), Some(true));
     // The position is frozen before the poison: a restart finds it again.
     relay.stop();
-    let relay = scene.walpost("run").spawn();
+    let relay = scene.walpost("run").env("WALPOST_ON_POISON", "stop").spawn();
     relay.wait_state("stopped", seconds(60));
-    let one_shot = scene.walpost("run --until-caught-up");
+    let one_shot = scene.walpost("run --until-caught-up").env("WALPOST_ON_POISON", "stop");
     relay.stop();
     assert_eq!(one_shot.output(seconds(60)).code, 100);
 

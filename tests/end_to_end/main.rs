@@ -3,14 +3,17 @@
 
 mod a_message_that_cannot_be_sent;
 mod documents;
+mod effectively_once;
 mod exactly_the_committed_rows;
 mod first_errors;
 mod idle_slot_advances;
 mod kafka_outage;
 mod kit;
+mod last_write_wins;
 mod memory_is_bounded;
 mod no_repeats_without_a_crash;
 mod nothing_is_lost;
+mod parked;
 mod record_first;
 mod setting_up;
 mod shutdown_never_waits;

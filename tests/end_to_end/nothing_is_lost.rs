@@ -12,7 +12,8 @@ fn when_the_relay_is_killed_twenty_times_under_load() {
     let workload = scene.workload().transactions_per_second(100);
     let load = workload.start();
     let mut random = Random::new(20);
-    let relay = scene.walpost("run").env("WALPOST_WINDOW_MESSAGES", WINDOW.to_string());
+    let relay =
+        scene.walpost("run").env("WALPOST_WINDOW_MESSAGES", WINDOW.to_string()).env("WALPOST_READ_BACK", "false");
     for _ in 0..20 {
         let running = relay.spawn();
         running.wait_published(1 + random.below(2_000), seconds(60));

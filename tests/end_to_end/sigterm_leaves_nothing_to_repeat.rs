@@ -83,7 +83,7 @@ fn a_stop_at_a_poison_message_leaves_nothing_to_repeat() {
         "insert into outbox_messages (aggregate_type, aggregate_id, event_type, topic, payload)
          values ('a', 'b', 'Broken', 'not a topic', '{}')",
     );
-    let relay = scene.walpost("run").spawn();
+    let relay = scene.walpost("run").env("WALPOST_ON_POISON", "stop").spawn();
     relay.wait_published(2_000, seconds(40));
     relay.stop();
     scene.walpost("run --until-caught-up").env("WALPOST_ON_POISON", "skip").succeeds(seconds(40));

@@ -4,6 +4,7 @@
 mod catalog;
 mod doctor;
 mod place;
+mod parked;
 mod record;
 mod setup;
 mod slot;

@@ -7,12 +7,8 @@ use crate::{File, code_lines, files, none, root, words};
 const LINES_MAX: usize = 500;
 
 /// Longer already, with what they may have: these numbers only shrink.
-const LONGER: &[(&str, usize)] = &[
-    ("src/postgres/address.rs", 660),
-    ("src/postgres/error.rs", 520),
-    ("src/config/settings.rs", 510),
-    ("src/router/tests.rs", 610),
-];
+const LONGER: &[(&str, usize)] =
+    &[("src/postgres/address.rs", 660), ("src/postgres/error.rs", 520), ("src/router/tests.rs", 610)];
 
 #[test]
 fn files_are_short() {

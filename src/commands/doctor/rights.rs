@@ -15,6 +15,10 @@ pub fn checks(
     let mut checks = vec![replicate(role, replication)];
     checks.extend(read_table(role));
     checks.push(keep_record(role, record));
+    // Without walpost's schema that is said already.
+    if record.is_ok() {
+        checks.push(park(role));
+    }
     checks
 }
 
@@ -90,6 +94,19 @@ fn keep_record(role: &RoleFacts, record: &Result<Option<Checkpoint>, CheckpointE
     }
 }
 
+fn park(role: &RoleFacts) -> Check {
+    let name = "rights.parked";
+    let off = "a message that cannot be sent stops the relay, because it cannot be parked";
+    let grants = format!("walpost setup --grants {}, as the owner of schema walpost", quote_ident(&role.name));
+    match role.parked_missing.as_deref() {
+        Some([]) => Check::ok(name, "walpost.parked_messages can be read and written"),
+        Some(missing) => {
+            Check::warn(name, format!("no {} on walpost.parked_messages", missing.join(", ")), off, grants)
+        }
+        None => Check::warn(name, "there is no table walpost.parked_messages", off, "walpost setup"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Outcome, Walsender};
@@ -110,6 +127,7 @@ mod tests {
             table_owner: Some(false),
             walpost_usage: Some(true),
             checkpoint_missing: Some(Vec::new()),
+            parked_missing: Some(Vec::new()),
         }
     }
 
@@ -143,6 +161,11 @@ mod tests {
         assert_eq!(outcome_, Outcome::Warn);
         assert!(text.contains("no UPDATE"), "{text}");
         assert_eq!(outcome(&role(), "rights.checkpoint").0, Outcome::Ok);
+        assert_eq!(outcome(&role(), "rights.parked").0, Outcome::Ok);
+        for (missing, word) in [(Some(vec!["INSERT".into()]), "no INSERT"), (None, "there is no table")] {
+            let (outcome_, text) = outcome(&RoleFacts { parked_missing: missing, ..role() }, "rights.parked");
+            assert!(outcome_ == Outcome::Warn && text.contains(word), "{text}");
+        }
     }
 
     #[test]

@@ -97,7 +97,7 @@ mod tests {
         serde_json::from_str(
             r#"{"name":"relay","superuser":false,"replication":true,"bypass_row_security":false,
                 "replication_member":false,"create_in_database":false,"table_schema_usage":true,"table_select":true,
-                "table_owner":false,"walpost_usage":true,"checkpoint_missing":[]}"#,
+                "table_owner":false,"walpost_usage":true,"checkpoint_missing":[],"parked_missing":[]}"#,
         )
         .unwrap()
     }

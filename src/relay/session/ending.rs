@@ -41,9 +41,10 @@ impl<S: Wire> Session<'_, S> {
         self.warn_of_held_log(state, now);
     }
 
-    /// `on_route_error = "stop"`: a topic that takes no records ends the waiting.
+    /// `on_route_error`: a topic that takes no records ends the waiting, unless it is `wait`.
     pub(super) fn stop_at_bad_route(&mut self) {
-        if self.lent.config.on_route_error != OnRouteError::Stop || self.stop.is_some() {
+        let policy = self.lent.config.on_route_error;
+        if policy == OnRouteError::Wait || self.stop.is_some() {
             return;
         }
         // Brokers that are away are no fault of the topic: that passes by itself.
@@ -51,6 +52,13 @@ impl<S: Wire> Session<'_, S> {
             self.lent.sink.waiting()
             && since.elapsed() >= condition::TOPIC_PATIENCE
         {
+            if policy == OnRouteError::Park && self.parking.is_possible() {
+                if !self.park_topic(&topic, &problem) {
+                    self.lent.sink.freeze_all();
+                    self.stop_full(&format!("a row for the topic {topic:?}, which takes no records: {problem}"));
+                }
+                return;
+            }
             self.lent.sink.freeze_all();
             let remedy = remedy.replace(GOES_ON, "then restart walpost, because on_route_error is \"stop\"");
             self.stop_at(format!("the topic {topic:?} takes no records: {problem}"), remedy);
@@ -72,8 +80,11 @@ impl<S: Wire> Session<'_, S> {
         if self.insistence.is_of_a_shutdown() {
             return Some(End::ServerStopping("it asks for replies without a pause".to_owned()));
         }
+        if self.room_again {
+            return Some(End::RoomAgain);
+        }
         if let Some(until) = self.until {
-            let told = self.recording.is_none() && self.tracker.watermark() <= self.confirmed;
+            let told = self.recording.is_none() && self.confirmable() <= self.confirmed;
             if self.stop.is_some() && self.nothing_left() && told {
                 return Some(End::Stopped);
             }
@@ -82,8 +93,9 @@ impl<S: Wire> Session<'_, S> {
             }
         }
         let deadline = self.draining_until?;
-        let settled = self.transaction.is_none() && self.tracker.is_idle() && self.pending.is_none();
-        let recorded = self.recording.is_none() && self.tracker.watermark() <= self.confirmed;
+        let settled =
+            self.transaction.is_none() && self.tracker.is_idle() && self.pending.is_none() && self.parking.is_idle();
+        let recorded = self.recording.is_none() && self.confirmable() <= self.confirmed;
         if settled && recorded {
             return Some(End::Drained(Drained { undelivered: 0, confirmed: true, stopped: false }));
         }

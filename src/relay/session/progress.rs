@@ -15,11 +15,12 @@ impl<S: Wire> Session<'_, S> {
                 );
             }
             if self.unrecorded {
-                self.confirmed = self.confirmed.max(lsn).max(self.tracker.watermark());
+                let confirmable = self.confirmable();
+                self.confirmed = self.confirmed.max(lsn).max(confirmable);
             }
             return;
         }
-        let watermark = self.tracker.watermark();
+        let watermark = self.confirmable();
         let ahead = watermark.bytes_since(self.recorded);
         let waited = now.saturating_duration_since(self.record_asked_at);
         let ending = self.draining_until.is_some()
@@ -36,7 +37,7 @@ impl<S: Wire> Session<'_, S> {
             self.recording = Some((watermark, now));
             self.record_asked_at = now;
             self.rows_since_record = false;
-            self.control.record(watermark);
+            self.control.order(Order::Record(watermark));
         }
     }
 
@@ -58,6 +59,9 @@ impl<S: Wire> Session<'_, S> {
             }
             Event::RecordGone(text) => return Err(Failure::Record(text)),
             Event::ServerStopping(text) => return Ok(Some(End::ServerStopping(text))),
+            Event::Parked { added, flushed } => self.on_parked(added.messages, added.bytes, flushed),
+            Event::Work(found) => self.on_work(found, Instant::now()),
+            Event::Settled { gone, empty } => self.on_settled(gone.messages, gone.bytes, &empty, Instant::now()),
             Event::Slot(slot) => {
                 show_slot(self.lent.telemetry, slot.as_deref());
                 self.slot = slot;

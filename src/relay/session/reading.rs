@@ -23,6 +23,7 @@ impl<S: Wire> Session<'_, S> {
         !stopping
             && self.pending.is_none()
             && self.stop.is_none()
+            && !self.parking.comes_first()
             && self.quiet_until.is_none_or(|at| now >= at)
             && (self.tracker.window_messages() < window.messages || planted!(ReadsWithoutBound))
             && self.tracker.window_bytes() < window.bytes

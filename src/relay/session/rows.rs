@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::outbox::{OutboxMessage, is_ahead};
+use crate::parking::Position;
 
 /// An UPDATE of the row would change nothing: the log holds it as it was written.
 const POISON_REMEDY: &str = "the row is in the log as it was written, and changing it in the table changes nothing: change \
@@ -10,7 +11,7 @@ const POISON_REMEDY: &str = "the row is in the log as it was written, and changi
                              start it again as before";
 
 /// What a row costs beside its bytes, roughly: its record and its place in the queues.
-const ROW_OVERHEAD: usize = 128;
+pub(super) const ROW_OVERHEAD: usize = 128;
 
 impl<S: Wire> Session<'_, S> {
     pub(super) fn on_row(&mut self, row: &Row, now: Instant) {
@@ -30,21 +31,29 @@ impl<S: Wire> Session<'_, S> {
         let token = Token { epoch: self.epoch, commit_lsn, ordinal };
         let message = match table.mapping.message(row) {
             Ok(message) => message,
-            Err(poison) => return self.on_poison(row, &poison, "its fields cannot be read", token),
+            Err(poison) => return self.on_poison(row, None, &poison, token, now),
         };
         if message.available_at.as_deref().is_some_and(|at| is_ahead(at, SystemTime::now())) {
             self.note_early(&message, now);
         }
         match self.lent.router.route(&message, row, token) {
             Ok(Routed::Publish(record)) => {
-                let ticket = self.tracker.row(ordinal, row.frame.len() + ROW_OVERHEAD);
+                let bytes = row.frame.len() + ROW_OVERHEAD;
+                if self.parking.holds(&record, Position { commit_lsn, ordinal }) {
+                    let described = record.describe();
+                    if !self.park_behind(record, ordinal, bytes) {
+                        self.stop_full(&described);
+                    }
+                    return;
+                }
+                let ticket = self.tracker.row(ordinal, bytes);
                 self.offer(ticket, record, now);
             }
             Ok(Routed::Skip(reason)) => {
                 tracing::debug!(reason = reason.as_str(), %token, "a row is not published, as the configuration asks");
                 self.lent.telemetry.metrics.messages_skipped.inc();
             }
-            Err(poison) => self.on_poison(row, &poison, &message.describe().to_string(), token),
+            Err(poison) => self.on_poison(row, Some(&message), &poison, token, now),
         }
     }
 
@@ -91,12 +100,26 @@ impl<S: Wire> Session<'_, S> {
         Ok(())
     }
 
-    pub(super) fn on_poison(&mut self, row: &Row, poison: &Poison, described: &str, token: Token) {
-        self.lent.telemetry.metrics.failed(poison.reason.as_str());
-        match self.lent.config.on_poison {
+    /// A row that cannot become a record.
+    fn on_poison(&mut self, row: &Row, message: Option<&OutboxMessage>, poison: &Poison, token: Token, now: Instant) {
+        let reason = poison.reason.as_str();
+        self.lent.telemetry.metrics.failed(reason);
+        let described =
+            message.map_or("its fields cannot be read".to_owned(), |message| message.describe().to_string());
+        let position = Position { commit_lsn: token.commit_lsn, ordinal: token.ordinal };
+        match self.policy() {
+            OnPoison::Park if self.park_row(row, message, poison, position) => {}
+            OnPoison::Park => self.stop_full(&described),
+            OnPoison::DeadLetter => {
+                tracing::error!(reason, %token, "sent a row to the dead letters that cannot be published: {described}: {poison}");
+                let record = self.lent.router.as_it_is(row, message, token);
+                let letter = self.dead_letter(record, reason, &poison.sentence);
+                let ticket = self.tracker.row(token.ordinal, row.frame.len() + ROW_OVERHEAD);
+                self.offer(ticket, letter, now);
+            }
             OnPoison::Skip => {
                 tracing::error!(
-                    reason = poison.reason.as_str(),
+                    reason,
                     %token,
                     row = row_json(row),
                     "skipped a row that cannot be published, as on_poison = \"skip\" asks: {described}: {poison}"

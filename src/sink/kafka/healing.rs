@@ -7,19 +7,53 @@ pub(super) const PURGE_EVERY: Duration = Duration::from_millis(20);
 /// Requests that a broker does not answer are given up after this, longer than librdkafka's own socket timeout would need
 /// to notice a dead broker, so that what is in flight on a live one is never cut off.
 const DRAIN_WITHIN: Duration = Duration::from_secs(70);
+/// A record that is out for so long is looked after: its topic may be gone.
+const PROBE_AFTER: Duration = Duration::from_secs(3);
 /// Each probe is a client of its own.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// Back to the usual producer after so many records without a refusal.
 const ISOLATED_SUCCESSES: usize = 1_000;
-const FEED_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+pub(super) const FEED_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 impl KafkaSink {
-    pub(super) fn on_failed(&mut self, report: FailedReport, now: Instant) {
+    pub(super) fn on_failed(&mut self, report: FailedReport, now: Instant, deliveries: &mut Vec<Delivery>) {
         let out = Place::Out(report.generation);
         let Some(sent) = self.place(report.ticket).filter(|sent| sent.place == out) else { return };
         sent.place = Place::Back;
+        let partition_hash = sent.partition_hash;
         self.outstanding -= 1;
+        if self.scout.returned(report.generation, report.ticket)
+            && matches!(self.mode, Mode::Feeding { .. })
+            && let Refusal::Poison(reason) = classify(report.code, true, report.sentence.as_deref())
+        {
+            // Nothing else is out, and its producer lives on: nothing needs healing.
+            self.last_report = now;
+            let FailedReport { ticket, code, sentence, mut record, .. } = report;
+            record.partition_hash = partition_hash;
+            self.tell_poison(ticket, code, sentence, reason, record, deliveries);
+            return;
+        }
         self.came_back(report, now);
+    }
+
+    /// Holds the record until the relay has decided.
+    fn tell_poison(
+        &mut self,
+        ticket: usize,
+        code: RDKafkaErrorCode,
+        sentence: Option<String>,
+        reason: &'static str,
+        record: Record,
+        deliveries: &mut Vec<Delivery>,
+    ) {
+        let mut sentence = sentence.unwrap_or_else(|| code.to_string());
+        if let ("too_large", Some(limit)) = (reason, self.topics.max_message_bytes(&record.topic)) {
+            sentence = format!("{sentence}; max.message.bytes of the topic is {limit}");
+        }
+        let copy = Box::new(record.clone());
+        self.undecided.insert(ticket);
+        self.held.insert(ticket, record);
+        deliveries.push(Delivery::Poison { ticket: Ticket(ticket), reason, sentence, record: copy });
     }
 
     pub(super) fn came_back(&mut self, report: FailedReport, now: Instant) {
@@ -53,7 +87,7 @@ impl KafkaSink {
     }
 
     pub(super) fn drive(&mut self, now: Instant, dropped_now: &[u32], deliveries: &mut Vec<Delivery>) {
-        let (everything_back, generation) = (self.outstanding == 0, self.generation);
+        let (everything_back, generation) = (self.outstanding == 0, self.current);
         match &mut self.mode {
             Mode::Draining { since, purge_at, dropped, .. } => {
                 if everything_back {
@@ -68,6 +102,7 @@ impl KafkaSink {
                     && now >= *at
                 {
                     producer.purge_queue();
+                    self.scout.purge_queue();
                     *at = now + PURGE_EVERY;
                 }
                 if !*dropped && now.saturating_duration_since(*since) > DRAIN_WITHIN {
@@ -75,6 +110,7 @@ impl KafkaSink {
                     if let Some(producer) = self.producer.take() {
                         producer.end();
                     }
+                    self.scout.end();
                 }
             }
             Mode::Feeding { not_before } => {
@@ -103,6 +139,18 @@ impl KafkaSink {
             ));
             return;
         }
+        let uncertain: BTreeSet<(Arc<str>, u32)> = failed
+            .iter()
+            .filter(|report| report.possibly_persisted)
+            .filter_map(|report| {
+                let partition = self.place(report.ticket)?.partition;
+                Some((report.record.topic.clone(), partition))
+            })
+            .collect();
+        for (name, partition) in uncertain {
+            let topic = self.topics.id(&name);
+            self.read_back.again(topic, &name, partition, &*self.client);
+        }
         let mut passing = false;
         let (mut suspects, mut poison) = (false, false);
         for (index, report) in failed.into_iter().enumerate() {
@@ -117,14 +165,9 @@ impl KafkaSink {
             }
             match refusal {
                 Refusal::Poison(reason) => {
-                    let mut sentence = report.sentence.unwrap_or_else(|| code.to_string());
-                    if let ("too_large", Some(limit)) = (reason, self.topics.max_message_bytes(&record.topic)) {
-                        sentence = format!("{sentence}; max.message.bytes of the topic is {limit}");
-                    }
-                    let copy = Box::new(record.clone());
-                    self.undecided.insert(ticket);
                     poison = true;
-                    deliveries.push(Delivery::Poison { ticket: Ticket(ticket), reason, sentence, record: copy });
+                    self.tell_poison(ticket, code, report.sentence, reason, record, deliveries);
+                    continue;
                 }
                 Refusal::Suspect => {
                     suspects = true;
@@ -174,6 +217,7 @@ impl KafkaSink {
         if let Some(old) = self.producer.take() {
             old.end();
         }
+        self.scout.end();
         self.opened = Opened::default();
         match self.create_producer() {
             Ok(producer) => self.producer = Some(producer),
@@ -190,7 +234,7 @@ impl KafkaSink {
         // Also where only one partition gets no report, and others do.
         let oldest = self.sent.iter().find(|sent| matches!(sent.place, Place::Out(_)));
         let silent = oldest.map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent.at));
-        let suspicious = matches!(self.mode, Mode::Feeding { .. }) && silent > SILENT_AFTER;
+        let suspicious = matches!(self.mode, Mode::Feeding { .. }) && silent > PROBE_AFTER;
         if suspicious && !self.probing && self.probe_at.is_none_or(|at| now >= at) {
             self.probing = true;
             // Only what is waited for: a topic that nobody writes to may be gone for good.

@@ -33,4 +33,4 @@ pub use sql::{Sql, block_on, explain};
 pub use verify::{Expected, Report, Token, verify};
 pub use wait::{hold, pace, seconds, wait_for, wait_some};
 pub use walpost::{Output, Walpost, WalpostCommand, walpost};
-pub use workload::{Load, Random, Workload};
+pub use workload::{Load, Random, Workload, noise};

@@ -361,3 +361,8 @@ impl Random {
         )
     }
 }
+
+/// Text that does not compress, of about so many bytes.
+pub fn noise(random: &mut Random, bytes: usize) -> String {
+    (0..bytes / 16).map(|_| format!("{:016x}", random.next())).collect()
+}

@@ -1,0 +1,325 @@
+//! What becomes of messages that cannot be sent: set aside, and what comes later for their topic and key behind them;
+//! published again, in order, when somebody asks for it.
+//!
+//! A message that is set aside stays in flight until the table has committed it, and its row is confirmed to Postgres only
+//! when the stream has passed that commit: a standby that is promoted then has the one or the other.
+
+use super::*;
+use crate::config::DeadLetter;
+use crate::outbox::{OutboxMessage, PoisonReason, Shown};
+use crate::parking::{Aside, Limits, Position, Queues, Standing, Unit};
+use crate::postgres::parked::{Outcome, Wish, Work};
+use crate::relay::session::rows::ROW_OVERHEAD;
+use crate::router::Header;
+
+mod republish;
+
+/// What one order to the table carries at most; the first message always.
+const ORDER_MESSAGES: usize = 1_000;
+const ORDER_BYTES: u64 = 8 << 20;
+
+/// The session's part of parking. See the module.
+pub(super) struct Parking {
+    /// None: there is nowhere to park.
+    queues: Option<Queues>,
+    limits: Limits,
+    /// To be ordered.
+    outgoing: VecDeque<(Ticket, Aside)>,
+    outgoing_bytes: u64,
+    /// Ordered and not committed.
+    under_way: Vec<(Ticket, Position, Option<Unit>)>,
+    under_way_bytes: u64,
+    /// Committed: where the row stands, and what the stream must have passed before the row is confirmed.
+    unpassed: VecDeque<(Lsn, Lsn)>,
+    work: WorkInHand,
+    look_at: Instant,
+}
+
+/// Parked messages that are being published again.
+enum WorkInHand {
+    None,
+    /// Asked for.
+    Looking,
+    Publishing {
+        /// Not offered yet, in order.
+        waiting: VecDeque<(i64, Option<Unit>, Record)>,
+        /// With the sink.
+        out: BTreeMap<Ticket, (i64, Option<Unit>)>,
+        outcome: Outcome,
+    },
+    /// The outcome is being written.
+    Settling,
+}
+
+impl Parking {
+    pub(super) fn new(queues: Option<Queues>, config: &Config, now: Instant) -> Parking {
+        Parking {
+            queues,
+            limits: Limits { messages: config.parked.max_rows, bytes: config.parked.max_bytes },
+            outgoing: VecDeque::new(),
+            outgoing_bytes: 0,
+            under_way: Vec::new(),
+            under_way_bytes: 0,
+            unpassed: VecDeque::new(),
+            work: WorkInHand::None,
+            look_at: now,
+        }
+    }
+
+    pub(super) fn is_possible(&self) -> bool {
+        self.queues.is_some()
+    }
+
+    /// Whether a row must wait behind one that is parked.
+    pub(super) fn holds(&self, record: &Record, position: Position) -> bool {
+        self.queues.as_ref().is_some_and(|queues| queues.holds(&record.topic, record.key.as_ref(), position))
+    }
+
+    /// Nothing waits to be written, and nothing is being published again.
+    pub(super) fn is_idle(&self) -> bool {
+        self.outgoing.is_empty()
+            && self.under_way.is_empty()
+            && !matches!(self.work, WorkInHand::Publishing { .. } | WorkInHand::Settling)
+    }
+
+    /// For so many messages more, of so many bytes together.
+    pub(super) fn has_room(&self, messages: u64, bytes: u64) -> bool {
+        let ordered = (self.outgoing.len() + self.under_way.len()) as u64;
+        let bytes = bytes + self.outgoing_bytes + self.under_way_bytes;
+        self.queues.as_ref().is_some_and(|queues| queues.has_room(self.limits, messages + ordered, bytes))
+    }
+
+    /// Over half full, and something may be published from it: that comes before anything new is read.
+    pub(super) fn comes_first(&self) -> bool {
+        let tight = self.queues.as_ref().is_some_and(|queues| {
+            queues.messages() * 2 > self.limits.messages || queues.bytes() * 2 > self.limits.bytes
+        });
+        tight && !matches!(self.work, WorkInHand::None)
+    }
+
+    /// What may be confirmed of `watermark`: nothing of a row whose place in the table the stream has not passed.
+    fn confirmable(&mut self, watermark: Lsn, received: Lsn) -> Lsn {
+        self.unpassed.retain(|(_, flushed)| *flushed > received);
+        self.unpassed.iter().map(|(commit_lsn, _)| *commit_lsn).fold(watermark, Lsn::min)
+    }
+}
+
+impl<S: Wire> Session<'_, S> {
+    /// The position that may be recorded and confirmed.
+    pub(super) fn confirmable(&mut self) -> Lsn {
+        let (watermark, received) = (self.tracker.watermark(), self.stream.received());
+        self.parking.confirmable(watermark, received)
+    }
+
+    /// Sets a message aside that has a ticket. There must be room.
+    fn park(&mut self, ticket: Ticket, aside: Aside) {
+        if let (Some(unit), Some(queues)) = (aside.unit(), &mut self.parking.queues) {
+            queues.hold(unit, aside.position);
+        }
+        if let Standing::Parked { reason, error } = &aside.standing {
+            tracing::error!(
+                reason,
+                topic = aside.topic.as_deref(),
+                message_id = aside.message_id.as_deref(),
+                commit_lsn = %aside.position.commit_lsn,
+                "parked a message that cannot be sent as it is; later ones of its topic and key wait behind it (see walpost \
+                 parked list): {error}"
+            );
+        }
+        self.parking.outgoing_bytes += aside.bytes();
+        self.parking.outgoing.push_back((ticket, aside));
+    }
+
+    /// A record with a ticket that is not with the sink any more.
+    fn park_record(&mut self, ticket: Ticket, record: Record, standing: Standing) {
+        let position = self.tracker.position(ticket).unwrap_or_default();
+        let message_id = record.header(&self.lent.config.headers.id);
+        let message_id = message_id.map(|value| String::from_utf8_lossy(value).into_owned());
+        let Record { topic, key, value, headers, .. } = record;
+        self.park(ticket, Aside { position, message_id, topic: Some(topic), key, value, headers, row: None, standing });
+    }
+
+    /// A record of the stream that waits behind a parked one. False: there is no room for it.
+    #[must_use]
+    pub(super) fn park_behind(&mut self, record: Record, ordinal: u32, bytes: usize) -> bool {
+        if !self.parking.has_room(1, value_bytes(&record)) {
+            return false;
+        }
+        let ticket = self.tracker.row(ordinal, bytes);
+        self.lent.sink.pass(ticket);
+        self.park_record(ticket, record, Standing::Waiting);
+        true
+    }
+
+    /// A row of the stream that cannot become a record. False: there is no room for it.
+    #[must_use]
+    pub(super) fn park_row(
+        &mut self,
+        row: &Row,
+        message: Option<&OutboxMessage>,
+        poison: &Poison,
+        position: Position,
+    ) -> bool {
+        let aside = Aside {
+            position,
+            message_id: message.map(|message| String::from_utf8_lossy(&message.message_id).into_owned()),
+            topic: message.and_then(|message| self.lent.router.topic(message, row).ok()),
+            key: message.and_then(|message| message.aggregate_id.clone()),
+            value: None,
+            headers: Vec::new(),
+            row: Some(row.to_json()),
+            standing: Standing::Parked { reason: poison.reason.as_str().to_owned(), error: poison.sentence.clone() },
+        };
+        if !self.parking.has_room(1, aside.bytes()) {
+            return false;
+        }
+        let ticket = self.tracker.row(position.ordinal, row.frame.len() + ROW_OVERHEAD);
+        self.lent.sink.pass(ticket);
+        self.park(ticket, aside);
+        true
+    }
+
+    /// A record that the broker refused, and what the sink holds behind it of the same topic and key. False: there is no room
+    /// for them.
+    #[must_use]
+    pub(super) fn park_refused(&mut self, ticket: Ticket, reason: &str, sentence: &str) -> bool {
+        if self.republishing_failed(ticket, reason, sentence) {
+            return true;
+        }
+        let Some(record) = self.lent.sink.held(ticket) else { return true };
+        let Some(unit) = Unit::of(&record.topic, record.key.as_ref()) else {
+            if !self.parking.has_room(1, value_bytes(record)) {
+                return false;
+            }
+            let standing = Standing::Parked { reason: reason.to_owned(), error: sentence.to_owned() };
+            if let Some(record) = self.lent.sink.take(ticket) {
+                self.park_record(ticket, record, standing);
+            }
+            return true;
+        };
+        // They stay in the table; their turn comes after this one's.
+        self.forget_republishing(&unit);
+        let first = Standing::Parked { reason: reason.to_owned(), error: sentence.to_owned() };
+        self.park_all(
+            |other, record| other >= ticket && is_of(record, &unit),
+            |_, other, _| {
+                if other == ticket { first.clone() } else { Standing::Waiting }
+            },
+        )
+    }
+
+    /// `on_route_error = "park"`: all that is held for a topic. False: there is no room for it.
+    #[must_use]
+    pub(super) fn park_topic(&mut self, topic: &str, problem: &str) -> bool {
+        let republished: Vec<Ticket> = match &self.parking.work {
+            WorkInHand::Publishing { out, .. } => out.keys().copied().collect(),
+            _ => Vec::new(),
+        };
+        for ticket in republished {
+            if self.lent.sink.held(ticket).is_some_and(|record| &*record.topic == topic) {
+                self.republishing_failed(ticket, "route", problem);
+            }
+        }
+        self.park_all(
+            |_, record| &*record.topic == topic,
+            |queues, _, record| {
+                let unit = Unit::of(&record.topic, record.key.as_ref());
+                match unit {
+                    Some(unit) if queues.has(&unit) => Standing::Waiting,
+                    _ => Standing::Parked { reason: "route".to_owned(), error: problem.to_owned() },
+                }
+            },
+        )
+    }
+
+    /// Parks what is wanted of all that is held, and of the record that waits for the sink. False: there is no room for all of
+    /// it, and nothing is done.
+    fn park_all(
+        &mut self,
+        wanted: impl Fn(Ticket, &Record) -> bool,
+        standing: impl Fn(&Queues, Ticket, &Record) -> Standing,
+    ) -> bool {
+        let held = self.lent.sink.all_held().filter(|(ticket, record)| wanted(*ticket, record));
+        let pending = self.pending.as_ref().filter(|(ticket, record)| wanted(*ticket, record));
+        let weights = held.map(|(_, record)| record).chain(pending.map(|(_, record)| record)).map(value_bytes);
+        let (messages, bytes) = weights.fold((0, 0), |(messages, bytes), more| (messages + 1, bytes + more));
+        if !self.parking.has_room(messages, bytes) {
+            return false;
+        }
+        let mut taken = self.lent.sink.take_held(&wanted);
+        if let Some((ticket, record)) = self.pending.take_if(|(ticket, record)| wanted(*ticket, record)) {
+            self.lent.sink.pass(ticket);
+            taken.push((ticket, record));
+        }
+        for (ticket, record) in taken {
+            let Some(queues) = &self.parking.queues else { return false };
+            let standing = standing(queues, ticket, &record);
+            self.park_record(ticket, record, standing);
+        }
+        true
+    }
+
+    /// Gives the next order to the table. One at a time: what comes meanwhile goes with the next one.
+    pub(super) fn order_parking(&mut self) {
+        if !self.parking.under_way.is_empty() || self.parking.outgoing.is_empty() {
+            return;
+        }
+        let (mut asides, mut bytes) = (Vec::new(), 0);
+        while let Some((ticket, aside)) = self.parking.outgoing.pop_front() {
+            bytes += aside.bytes();
+            self.parking.under_way.push((ticket, aside.position, aside.unit()));
+            asides.push(aside);
+            if asides.len() >= ORDER_MESSAGES || bytes >= ORDER_BYTES {
+                break;
+            }
+        }
+        self.parking.outgoing_bytes = self.parking.outgoing_bytes.saturating_sub(bytes);
+        self.parking.under_way_bytes = bytes;
+        self.control.order(Order::Park(asides));
+    }
+
+    /// The table has committed what was ordered.
+    pub(super) fn on_parked(&mut self, messages: u64, bytes: u64, flushed: Lsn) {
+        for (ticket, position, _) in std::mem::take(&mut self.parking.under_way) {
+            self.tracker.delivered(ticket);
+            self.parking.unpassed.push_back((position.commit_lsn, flushed));
+            self.lent.telemetry.metrics.messages_parked.inc();
+        }
+        self.parking.under_way_bytes = 0;
+        if let Some(queues) = &mut self.parking.queues {
+            queues.added(messages, bytes);
+        }
+        self.rows_since_record = true;
+        self.last_delivery = Instant::now();
+        self.show_parked();
+    }
+
+    pub(super) fn show_parked(&self) {
+        let Some(queues) = &self.parking.queues else { return };
+        self.lent.telemetry.parked(queues.messages(), queues.units() as u64);
+    }
+
+    /// The record for `dead_letter.topic`.
+    pub(super) fn dead_letter(&self, mut record: Record, reason: &str, sentence: &str) -> Record {
+        let DeadLetter { topic } = &self.lent.config.dead_letter;
+        let header = |name: &str, value: &str| Header {
+            name: name.into(),
+            value: Some(Bytes::copy_from_slice(value.as_bytes())),
+        };
+        record.headers.extend([
+            header("dead_letter.topic", &record.topic),
+            header("dead_letter.reason", reason),
+            header("dead_letter.error", sentence),
+        ]);
+        record.topic = topic.as_str().into();
+        record
+    }
+}
+
+fn is_of(record: &Record, unit: &Unit) -> bool {
+    record.topic == unit.topic && record.key.as_ref() == Some(&unit.key)
+}
+
+fn value_bytes(record: &Record) -> u64 {
+    record.value.as_ref().map_or(0, Bytes::len) as u64
+}

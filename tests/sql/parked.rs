@@ -1,0 +1,120 @@
+//! `walpost.parked_messages`: queues by topic and key, worked off in order, up to the first message that waits for a person.
+
+use bytes::Bytes;
+use walpost::lsn::Lsn;
+use walpost::parking::{Aside, Position, Standing, Unit};
+use walpost::postgres::parked::{self, Lot, Outcome, Wish};
+use walpost::router::Header;
+
+use super::place::*;
+
+fn aside(commit_lsn: u64, ordinal: u32, key: &'static str, parked: bool) -> Aside {
+    Aside {
+        position: Position { commit_lsn: Lsn(commit_lsn), ordinal },
+        message_id: Some(format!("{key}-{commit_lsn}-{ordinal}")),
+        topic: Some("orders".into()),
+        key: Some(Bytes::from_static(key.as_bytes())),
+        value: Some(Bytes::from_static(b"\x00\xffvalue")),
+        headers: vec![Header { name: "h".into(), value: Some("\"ü\"".into()) }],
+        row: None,
+        standing: match parked {
+            true => Standing::Parked { reason: "too_large".into(), error: "a\0b".into() },
+            false => Standing::Waiting,
+        },
+    }
+}
+
+fn unit(key: &'static str) -> Unit {
+    Unit { topic: "orders".into(), key: Bytes::from_static(key.as_bytes()) }
+}
+
+async fn lot(place: &Place) -> Lot {
+    place.set_up().await;
+    let system_identifier = place.identity().await.system_identifier;
+    Lot { slot: place.slot.clone(), system_identifier, epoch: 7 }
+}
+
+#[tokio::test]
+async fn what_is_parked_twice_is_there_once_and_queues_have_heads() {
+    let place = Place::new("parked").await;
+    let lot = lot(&place).await;
+    let asides = [aside(100, 1, "a", true), aside(100, 2, "a", false), aside(90, 0, "b", true)];
+    let (added, flushed) = lot.park(&place.client, &asides).await.unwrap();
+    assert_eq!((added.messages, added.bytes), (3, 21));
+    assert!(flushed > Lsn::INVALID);
+    let (again, _) = lot.park(&place.client, &asides).await.unwrap();
+    assert_eq!(again.messages, 0);
+    // The same place in another history is another row.
+    let mut other = aside(100, 1, "a", true);
+    other.message_id = Some("another".into());
+    assert_eq!(lot.park(&place.client, &[other]).await.unwrap().0.messages, 1);
+
+    let queues = lot.load(&place.client).await.unwrap();
+    assert_eq!((queues.messages(), queues.bytes(), queues.units()), (4, 28, 2));
+    let (topic, key) = ("orders".into(), Bytes::from_static(b"a"));
+    let at = |commit_lsn, ordinal| Position { commit_lsn: Lsn(commit_lsn), ordinal };
+    assert!(queues.holds(&topic, Some(&key), at(100, 2)) && !queues.holds(&topic, Some(&key), at(100, 0)));
+    // After a restore the positions of the old server mean nothing.
+    let elsewhere = Lot { system_identifier: "1".into(), ..lot.clone() };
+    assert!(elsewhere.load(&place.client).await.unwrap().holds(&topic, Some(&key), at(1, 0)));
+    let others = Lot { slot: "other".into(), ..lot };
+    assert!(others.load(&place.client).await.unwrap().is_empty());
+    place.clean_up().await;
+}
+
+#[tokio::test]
+async fn a_queue_is_worked_off_up_to_the_first_message_that_waits_for_a_person() {
+    let place = Place::new("parked_work").await;
+    let lot = lot(&place).await;
+    let mut keyless = aside(50, 0, "", true);
+    keyless.key = None;
+    let asides = [
+        aside(100, 0, "a", true),
+        aside(110, 0, "a", false),
+        aside(120, 0, "a", true),
+        aside(130, 0, "a", false),
+        aside(100, 1, "b", true),
+        keyless,
+    ];
+    lot.park(&place.client, &asides).await.unwrap();
+    let lsns = |work: &[parked::Work]| work.iter().map(|work| work.position.commit_lsn.0).collect::<Vec<_>>();
+    assert_eq!(lsns(&lot.work(&place.client).await.unwrap()), [0; 0]);
+
+    let listed = parked::list(&place.client, &lot.slot, false, 100).await.unwrap();
+    assert_eq!(listed.iter().map(|message| message.behind).collect::<Vec<_>>(), [2, 2, 0, 0]);
+    assert_eq!(listed[0].error, "a\u{fffd}b");
+    let id = |key: &str| listed.iter().find(|message| message.message_id == key).unwrap().id;
+    let first = id("a-100-0");
+    assert_eq!(parked::wish(&place.client, &lot.slot, "retry", &[first], false).await.unwrap(), [first]);
+    assert_eq!(parked::wish(&place.client, &lot.slot, "retry", &[first], false).await.unwrap(), [0; 0]);
+    let work = lot.work(&place.client).await.unwrap();
+    assert_eq!(lsns(&work), [100, 110]);
+    assert_eq!((work[0].wish, work[0].epoch, work[0].unit()), (Wish::Publish, 7, Some(unit("a"))));
+    assert_eq!(work[0].value.as_deref(), Some(b"\x00\xffvalue".as_slice()));
+    assert_eq!(work[0].headers, asides[0].headers);
+
+    // The first was published, the second is refused: it waits for a person now, and the queue is not empty.
+    let outcome = Outcome {
+        done: vec![work[0].id],
+        failed: vec![(work[1].id, "invalid_record".into(), "no".into())],
+        units: vec![unit("a")],
+    };
+    let (gone, empty) = lot.settle(&place.client, &outcome).await.unwrap();
+    assert_eq!((gone.messages, gone.bytes, empty), (1, 7, vec![]));
+    let shown = parked::show(&place.client, &lot.slot, work[1].id).await.unwrap().unwrap();
+    assert_eq!((shown.message.state.as_str(), shown.message.attempts), ("parked", 1));
+    assert!(parked::show(&place.client, &lot.slot, first).await.unwrap().is_none());
+
+    let all = parked::wish(&place.client, &lot.slot, "discard", &[], true).await.unwrap();
+    assert_eq!(all.len(), 4, "those that wait behind are no decision");
+    let work = lot.work(&place.client).await.unwrap();
+    assert_eq!(lsns(&work), [50, 100, 110, 120, 130]);
+    assert_eq!(work.iter().filter(|work| work.wish == Wish::Publish).count(), 1);
+    let done = work.iter().map(|work| work.id).collect();
+    let outcome = Outcome { done, failed: vec![], units: vec![unit("a"), unit("b")] };
+    let (gone, mut empty) = lot.settle(&place.client, &outcome).await.unwrap();
+    empty.sort_by(|one, other| one.key.cmp(&other.key));
+    assert_eq!((gone.messages, empty), (5, vec![unit("a"), unit("b")]));
+    assert!(lot.load(&place.client).await.unwrap().is_empty());
+    place.clean_up().await;
+}
