@@ -38,6 +38,14 @@ pub enum Bug {
     SignsOffEarly,
     /// A relay that takes the slot over does not wait for the requests of its last holder.
     TakesOverAtOnce,
+    /// What a topic holds already is published again.
+    ReadsNothingBack,
+    /// Where a topic holds something, the next row counts as there.
+    TakesAnythingForTheRow,
+    /// A key's later rows flow as soon as somebody asks for its parked message.
+    OpensAKeyEarly,
+    /// A message counts as settled when it is ordered to be parked.
+    ConfirmsBeforeItIsParked,
     /// The window does not close.
     ReadsWithoutBound,
     /// Told to stop, the relay reads no further, in the middle of a transaction.

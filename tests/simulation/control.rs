@@ -6,11 +6,15 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 use walpost::lsn::Lsn;
 use walpost::postgres::checkpoint::Recorded;
+use walpost::parking::Aside;
 use walpost::postgres::control::{Control, Event, Order};
+use walpost::postgres::parked::Outcome;
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::world::{Server, Shared};
+use crate::world::{Server, Shared, State};
 
 /// As in the real one.
 const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
@@ -20,7 +24,7 @@ const RECONNECT_AFTER: Duration = Duration::from_millis(500);
 pub fn start(world: &Shared, holder: String, epoch: i64) -> Control {
     let server = world.server.subscribe();
     let world = world.clone();
-    Control::over(move |orders, events| Worker { world, holder, epoch, server, orders, events, wanted: None }.run())
+    Control::over(move |orders, events| Worker { world, holder, epoch, server, orders, events, wanted: None, todo: VecDeque::new() }.run())
 }
 
 struct Worker {
@@ -30,7 +34,19 @@ struct Worker {
     server: watch::Receiver<Server>,
     orders: UnboundedReceiver<Order>,
     events: UnboundedSender<Event>,
+    /// Ordered and not committed.
     wanted: Option<Lsn>,
+    /// The other orders, until they are carried out: they survive the connection.
+    todo: VecDeque<Task>,
+}
+
+/// An order that a statement can own.
+#[derive(Clone)]
+enum Task {
+    Park(Vec<Arc<Aside>>),
+    FindWork,
+    Settle(Arc<Outcome>),
+    SignOff,
 }
 
 enum Over {
@@ -62,9 +78,7 @@ impl Worker {
     }
 
     async fn serve(&mut self) -> Over {
-        if let Some(lsn) = self.wanted
-            && let Err(over) = self.record(lsn).await
-        {
+        if let Err(over) = self.work_off().await {
             return over;
         }
         loop {
@@ -73,42 +87,62 @@ impl Worker {
                 _ = self.server.wait_for(|server| *server != Server::Up) => return Over::Lost,
                 order = self.orders.recv() => order,
             };
-            let Some(mut order) = order else { return Over::Finished };
-            while let (Order::Record(_), Ok(later)) = (&order, self.orders.try_recv()) {
-                order = later;
+            let Some(order) = order else { return Over::Finished };
+            self.take(order);
+            while let Ok(order) = self.orders.try_recv() {
+                self.take(order);
             }
-            let done = match order {
-                Order::Record(lsn) => {
-                    self.world.lock().postgres.asked_at.get_or_insert_with(Instant::now);
-                    self.record(lsn).await
-                }
-                Order::SignOff => {
-                    let (holder, epoch) = (self.holder.clone(), self.epoch);
-                    let _ = statement(&self.world, move |state| state.sign(epoch, &holder, false)).await;
-                    Err(Over::Finished)
-                }
-            };
-            if let Err(over) = done {
+            if let Err(over) = self.work_off().await {
                 return over;
             }
         }
     }
 
+    fn take(&mut self, order: Order) {
+        self.todo.push_back(match order {
+            Order::Record(lsn) => {
+                self.world.lock().postgres.asked_at.get_or_insert_with(Instant::now);
+                self.wanted = Some(lsn);
+                return;
+            }
+            Order::Park(asides) => Task::Park(asides.into_iter().map(Arc::new).collect()),
+            Order::FindWork => Task::FindWork,
+            Order::Settle(outcome) => Task::Settle(Arc::new(outcome)),
+            Order::SignOff => Task::SignOff,
+        });
+    }
+
+    async fn work_off(&mut self) -> Result<(), Over> {
+        if let Some(lsn) = self.wanted {
+            self.record(lsn).await?;
+        }
+        while let Some(task) = self.todo.front().cloned() {
+            let epoch = self.epoch;
+            let event = match task {
+                Task::SignOff => {
+                    let holder = self.holder.clone();
+                    let _ = statement(&self.world, move |state| state.sign(epoch, &holder, false)).await;
+                    return Err(Over::Finished);
+                }
+                Task::Park(asides) => {
+                    let (added, flushed) = self.commit(move |state| state.park(&asides, epoch)).await?;
+                    Event::Parked { added, flushed }
+                }
+                Task::FindWork => Event::Work(self.commit(|state| state.shelf.work()).await?),
+                Task::Settle(outcome) => {
+                    let (gone, empty) = self.commit(move |state| state.settle(&outcome)).await?;
+                    Event::Settled { gone, empty }
+                }
+            };
+            self.todo.pop_front();
+            self.tell(event);
+        }
+        Ok(())
+    }
+
     async fn record(&mut self, lsn: Lsn) -> Result<(), Over> {
-        self.wanted = Some(lsn);
-        let (lost, before) = {
-            let mut state = self.world.lock();
-            let odds = state.plan.odds.record_lost;
-            (state.happens(odds), state.dice.percent(50))
-        };
-        if lost && before {
-            return Err(Over::Lost);
-        }
         let epoch = self.epoch;
-        let recorded = statement(&self.world, move |state| state.record(lsn, epoch)).await.ok_or(Over::Lost)?;
-        if lost {
-            return Err(Over::Lost);
-        }
+        let recorded = self.commit(move |state| state.record(lsn, epoch)).await?;
         self.wanted = None;
         self.tell(match recorded {
             Recorded::Done => Event::Recorded(lsn),
@@ -122,12 +156,26 @@ impl Worker {
         });
         Ok(())
     }
+
+    /// A statement whose connection may be lost before it, or after it with its answer.
+    async fn commit<T: Send + 'static>(&self, work: impl FnOnce(&mut State) -> T + Send + 'static) -> Result<T, Over> {
+        let (lost, before) = {
+            let mut state = self.world.lock();
+            let odds = state.plan.odds.record_lost;
+            (state.happens(odds), state.dice.percent(50))
+        };
+        if lost && before {
+            return Err(Over::Lost);
+        }
+        let answer = statement(&self.world, work).await.ok_or(Over::Lost)?;
+        if lost { Err(Over::Lost) } else { Ok(answer) }
+    }
 }
 
 /// Runs a statement on the server, where it goes on although nobody may wait for it any more. None: no answer in time.
 pub async fn statement<T: Send + 'static>(
     world: &Shared,
-    work: impl FnOnce(&mut crate::world::State) -> T + Send + 'static,
+    work: impl FnOnce(&mut State) -> T + Send + 'static,
 ) -> Option<T> {
     let (done, answer) = oneshot::channel();
     let mut server = world.server.subscribe();

@@ -13,10 +13,12 @@ pub mod answers;
 pub mod broker;
 pub mod client;
 pub mod producer;
+pub mod tails;
 
 use broker::{Broker, Topic};
 use client::Librarian;
 use producer::{Producer, Request};
+use tails::Tails;
 
 /// See the module.
 pub struct Kafka {
@@ -32,6 +34,7 @@ pub struct Kafka {
     pub requests_made: u64,
     /// By process.
     pub librarians: Vec<Librarian>,
+    pub tails: Vec<Tails>,
 }
 
 /// What happens at a moment.
@@ -52,6 +55,7 @@ pub enum Event {
     Asked(usize),
     /// A librarian looks at partition counts by itself.
     Refreshed(usize),
+    TailsRead(usize),
     BrokerUp(usize),
     Authorised(usize),
 }
@@ -61,17 +65,13 @@ impl Kafka {
         Kafka {
             agenda: BTreeMap::new(),
             put: 0,
-            topics: plan
-                .topics
-                .iter()
-                .enumerate()
-                .map(|(number, count)| Topic::new(number, *count, plan, now))
-                .collect(),
+            topics: Topic::all(plan, now),
             brokers: (0..plan.brokers).map(|_| Broker { up: true, frozen_until: now }).collect(),
             producers: Vec::new(),
             requests: BTreeMap::new(),
             requests_made: 0,
             librarians: Vec::new(),
+            tails: Vec::new(),
         }
     }
 
@@ -129,6 +129,7 @@ impl State {
             Event::Gone(producer) => self.gone(producer),
             Event::Asked(process) => self.answer_question(process, now),
             Event::Refreshed(process) => self.refresh_counts(process),
+            Event::TailsRead(process) => self.answer_tails(process, now),
             Event::BrokerUp(broker) => {
                 self.note(|| format!("broker {broker} is back"));
                 self.kafka.brokers[broker].up = true;

@@ -1,6 +1,9 @@
 //! What has become of each row, and whether that is what is promised: nothing lost, nothing invented, first arrivals of a
 //! key in commit order, no repeat without one of the known causes.
 
+use std::collections::BTreeSet;
+
+use walpost::config::OnPoison;
 use walpost::lsn::Lsn;
 
 use crate::log::{Kind, Log, Row, RowId};
@@ -26,22 +29,31 @@ struct Fate {
     stored: Vec<Stored>,
     /// The broker has refused it for its own sake.
     refused: bool,
+    /// It is among the dead letters.
+    buried: bool,
+    /// A person has decided that it is not published.
+    discarded: bool,
     /// The epoch in which everything up to it was confirmed by a relay that ended in order: it never comes again there.
     closed_in: Option<u64>,
 }
 
 /// See the module.
-#[derive(Default)]
 pub struct Ledger {
     fates: Vec<Fate>,
     /// Transactions before this one need not be looked at again.
     settled: usize,
-    /// A relay has run that leaves poison out.
-    pub skips: bool,
+    /// What relays do with poison; [`OnPoison::Skip`] once one has run that leaves it out.
+    pub policy: OnPoison,
+    /// What is set aside in the table.
+    pub shelved: BTreeSet<RowId>,
     pub repeats: u64,
 }
 
 impl Ledger {
+    pub fn new(policy: OnPoison) -> Ledger {
+        Ledger { fates: Vec::new(), settled: 0, policy, shelved: BTreeSet::new(), repeats: 0 }
+    }
+
     fn fate(&mut self, row: RowId) -> &mut Fate {
         if self.fates.len() <= row {
             self.fates.resize_with(row + 1, Fate::default);
@@ -55,18 +67,30 @@ impl Ledger {
 
     /// Whether Kafka has it, or need not have it.
     fn is_settled(&self, log: &Log, row: RowId) -> bool {
-        let refused = || self.fates.get(row).is_some_and(|fate| fate.refused);
-        match log.rows[row].kind {
+        let fate = self.fates.get(row);
+        let is = |what: fn(&Fate) -> bool| fate.is_some_and(what);
+        let kind = log.rows[row].kind;
+        let skipped = self.policy == OnPoison::Skip && (kind == Kind::NoKey || is(|fate| fate.refused));
+        match kind {
             Kind::Unwanted => true,
-            Kind::NoKey => self.skips,
-            Kind::TooLarge | Kind::Invalid => self.skips && refused(),
-            Kind::Plain => self.has_arrived(row),
+            Kind::Plain => self.has_arrived(row) || is(|fate| fate.discarded) || self.shelved.contains(&row),
+            Kind::NoKey | Kind::TooLarge | Kind::Invalid => {
+                skipped || is(|fate| fate.buried || fate.discarded) || self.shelved.contains(&row)
+            }
         }
     }
 
     /// The broker has refused it alone, or named it.
     pub fn refused(&mut self, row: RowId) {
         self.fate(row).refused = true;
+    }
+
+    pub fn buried(&mut self, row: RowId) {
+        self.fate(row).buried = true;
+    }
+
+    pub fn discarded(&mut self, row: RowId) {
+        self.fate(row).discarded = true;
     }
 
     /// The row is in Kafka's log once more. `echo`: by a request that nobody waits for any more, which cannot be called back.
@@ -104,13 +128,23 @@ impl Ledger {
             let Some(earlier) = line.rows.get(line.next).copied().filter(|earlier| *earlier < row) else {
                 return Ok(());
             };
-            let never = log.rows[earlier].kind != Kind::Plain;
-            if !never && !self.has_arrived(earlier) {
+            if !self.may_be_passed(log.rows[earlier].kind, earlier) {
                 return Err(format!(
                     "row {row} arrived before row {earlier} of the same key, which was committed earlier"
                 ));
             }
             log.lines[topic][key].next += 1;
+        }
+    }
+
+    /// Whether later rows of its key may arrive. One that is parked holds them.
+    fn may_be_passed(&self, kind: Kind, row: RowId) -> bool {
+        let discarded = || self.fates.get(row).is_some_and(|fate| fate.discarded);
+        match kind {
+            Kind::Plain => self.has_arrived(row) || discarded(),
+            // Without a key there is no order.
+            Kind::Unwanted | Kind::NoKey => true,
+            Kind::TooLarge | Kind::Invalid => self.policy != OnPoison::Park || discarded(),
         }
     }
 
@@ -138,10 +172,9 @@ impl Ledger {
         }
     }
 
-    /// The server has lost all transactions but so many. What is left may all come again: even the epoch may be an earlier
-    /// one.
-    pub fn lose(&mut self, transactions: usize) {
-        self.settled = self.settled.min(transactions);
+    /// The server has lost some of what it had. What is left may all come again: even the epoch may be an earlier one.
+    pub fn lose(&mut self) {
+        self.settled = 0;
         for fate in &mut self.fates {
             fate.closed_in = None;
             fate.stored.iter_mut().for_each(|stored| stored.told = false);
@@ -160,6 +193,11 @@ impl Ledger {
         None
     }
 
+    /// Whether a row is not in Kafka, nor known to need not be there.
+    pub fn is_nowhere(&self, log: &Log, row: RowId) -> bool {
+        !self.is_settled(log, row)
+    }
+
     /// The first row of all that is not settled.
     pub fn missing(&mut self, log: &Log) -> Option<RowId> {
         self.lost_by(log, Lsn(u64::MAX))
@@ -167,7 +205,8 @@ impl Ledger {
 
     /// Whether the first row that is not settled is one at which a relay must stop.
     pub fn stands_at_poison(&mut self, log: &Log) -> bool {
-        self.missing(log).is_some_and(|row| !matches!(log.rows[row].kind, Kind::Plain | Kind::Unwanted))
+        self.policy == OnPoison::Stop
+            && self.missing(log).is_some_and(|row| !matches!(log.rows[row].kind, Kind::Plain | Kind::Unwanted))
     }
 
     /// How often rows were stored.

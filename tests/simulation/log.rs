@@ -122,8 +122,8 @@ impl Log {
         self.end = end_lsn;
     }
 
-    /// The server has lost what was written from `end` on. Returns how many transactions are left.
-    pub fn lose(&mut self, end: Lsn, epoch: u64) -> usize {
+    /// The server has lost what was written from `end` on.
+    pub fn lose(&mut self, end: Lsn, epoch: u64) {
         let left = self.transactions.partition_point(|transaction| transaction.end_lsn <= end);
         for transaction in self.transactions.drain(left..) {
             for row in transaction.rows {
@@ -136,7 +136,6 @@ impl Log {
             line.next = line.next.min(line.rows.len());
         }
         self.end = end;
-        left
     }
 
     /// The first transaction that is sent to one who asks for what comes from `lsn` on.

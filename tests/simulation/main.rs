@@ -4,7 +4,8 @@
 //! ```text
 //!  plan      what a seed makes of the world          dice    its one source of chance
 //!  log       Postgres' log        ledger             what has become of each row, and whether that is right
-//!  postgres  slot and record      walsender, control its two connections
+//!  postgres  slot and record      shelf              what is parked
+//!  walsender, control             the server's ends of the two connections
 //!  kafka/    brokers, and librdkafka in front of them
 //!  relay     one process after the other             mortal  which may die at any await point
 //!  faults    what goes wrong      run                one seed from beginning to end
@@ -24,6 +25,7 @@ mod plan;
 mod postgres;
 mod relay;
 mod run;
+mod shelf;
 mod walsender;
 mod world;
 

@@ -4,6 +4,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use walpost::config::OnPoison;
+
 use crate::dice::Dice;
 
 /// What goes wrong at a moment of its own. What goes wrong with a single request is in [`Odds`].
@@ -78,6 +80,11 @@ pub struct Odds {
     pub lost_reports: u32,
     /// The session that writes the record is lost before, and after it has written.
     pub record_lost: u32,
+    /// A partition's end is read only in part, or not at all.
+    pub tail_cut: u32,
+    pub tail_fails: u32,
+    /// A person decides on a parked message, each second.
+    pub person: u32,
     /// An SQL statement at the start of a session fails.
     pub start_fails: u32,
 }
@@ -108,7 +115,11 @@ pub struct Plan {
     pub pipe_bytes: usize,
     /// A second relay waits for the slot.
     pub standby: bool,
-    pub skips_poison: bool,
+    pub on_poison: OnPoison,
+    /// What a topic refuses for its own sake is parked.
+    pub parks_routes: bool,
+    pub parked_most: u64,
+    pub read_back: bool,
     /// The broker's answer names the record that it refuses.
     pub broker_names_culprit: bool,
     /// A version in which a restart moves the slot back, and empty transactions are sent.
@@ -156,6 +167,12 @@ impl Plan {
         };
         let sql_delay = if dice.percent(15) { 1..=4_000 } else { 0..=20 };
         let batch_bytes = *dice.pick(&[1, 400, 1_000]);
+        let on_poison = match dice.below(20) {
+            0..=2 => OnPoison::Stop,
+            3..=7 => OnPoison::Skip,
+            8..=10 => OnPoison::DeadLetter,
+            _ => OnPoison::Park,
+        };
         let faults =
             FAULTS.iter().filter(|(_, chance)| dice.percent(*chance)).map(|(fault, _)| *fault).take(6).collect();
         let between_faults = if dice.percent(50) { 200..=3_000 } else { 1_000..=12_000 };
@@ -175,7 +192,10 @@ impl Plan {
             sql_delay,
             pipe_bytes: *dice.pick(&[64, 300, 4_096, 1 << 16]),
             standby: dice.percent(25),
-            skips_poison: dice.percent(70),
+            on_poison,
+            parks_routes: on_poison == OnPoison::Park && dice.percent(40),
+            parked_most: *dice.pick(&[2, 8, 100_000]),
+            read_back: dice.percent(75),
             broker_names_culprit: dice.percent(50),
             old_postgres: dice.percent(40),
             shutdown_timeout: if dice.percent(30) { dice.millis(0..=2_000) } else { Duration::from_secs(25) },
@@ -198,7 +218,7 @@ impl Odds {
             if chosen { odds } else { 0 }
         };
         Odds {
-            poison: some(20, 5, 60),
+            poison: some(35, 5, 80),
             unwanted: some(15, 20, 200),
             retried: some(25, 20, 300),
             stored_and_retried: some(12, 20, 200),
@@ -209,6 +229,9 @@ impl Odds {
             queue_full: some(10, 10, 200),
             lost_reports: some(2, 5, 50),
             record_lost: some(20, 50, 400),
+            tail_cut: some(20, 100, 900),
+            tail_fails: some(15, 100, 1_000),
+            person: some(60, 50, 600),
             start_fails: some(15, 50, 300),
         }
     }

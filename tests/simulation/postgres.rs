@@ -265,8 +265,9 @@ impl State {
     pub fn lose_log(&mut self, end: Lsn, new_timeline: bool) {
         let epoch = self.postgres.epoch();
         self.note(|| format!("Postgres: what was written after {end} is lost"));
-        let left = self.log.lose(end, epoch);
-        self.ledger.lose(left);
+        self.log.lose(end, epoch);
+        self.lose_shelf(end);
+        self.ledger.lose();
         let postgres = &mut self.postgres;
         postgres.timeline += u32::from(new_timeline);
         let was_recorded = postgres.record.as_ref().map_or(Lsn::INVALID, |record| record.confirmed_lsn);

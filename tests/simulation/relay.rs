@@ -1,7 +1,7 @@
 //! One process: the real session over the real sink, again and again, with a scripted look at the server between. It may
 //! die at any await point.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use rdkafka::error::RDKafkaErrorCode as Code;
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
-use walpost::config::{Config, OnNullPayload, OnPoison, Secret};
+use walpost::config::{Config, OnNullPayload, OnPoison, OnRouteError, Secret};
 use walpost::lsn::Lsn;
 use walpost::postgres::history::{self, Seen, Verdict};
 use walpost::relay::carried::{Carried, Taken};
@@ -22,6 +22,7 @@ use walpost::telemetry::{State as Said, Telemetry};
 
 use crate::control::{self, statement};
 use crate::kafka::client::Scripted;
+use crate::log::RowId;
 use crate::mortal::Fate;
 use crate::postgres::{SLOT, Seeing};
 use crate::walsender::{self, Reins};
@@ -55,18 +56,23 @@ pub struct Relay {
 /// Tickets of a session, as far as they can be seen from outside.
 #[derive(Default)]
 pub struct Window {
-    open: BTreeSet<usize>,
+    open: BTreeMap<usize, RowId>,
     newest: usize,
 }
 
 impl Window {
-    pub fn fed(&mut self, ticket: usize) {
-        self.open.insert(ticket);
+    pub fn fed(&mut self, ticket: usize, row: RowId) {
+        self.open.insert(ticket, row);
         self.newest = self.newest.max(ticket);
     }
 
     pub fn settled(&mut self, ticket: usize) {
         self.open.remove(&ticket);
+    }
+
+    /// It may count as settled without a report: it is parked, or was read in its topic.
+    pub fn elsewhere(&mut self, row: RowId) {
+        self.open.retain(|_, other| *other != row);
     }
 
     /// What may be poison may be left out, and is then settled.
@@ -78,7 +84,7 @@ impl Window {
 
     /// From the oldest row that is not delivered to the newest.
     pub fn width(&self) -> usize {
-        self.open.first().map_or(0, |oldest| self.newest - oldest + 1)
+        self.open.first_key_value().map_or(0, |(oldest, _)| self.newest - oldest + 1)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -111,7 +117,7 @@ pub fn new(world: &Shared, fate: &Arc<Fate>) -> (u32, watch::Receiver<bool>) {
 pub async fn live(world: Shared, number: u32, stopped: watch::Receiver<bool>) -> Option<Drained> {
     let (config, telemetry) = {
         let state = world.lock();
-        (Arc::new(settings(&state.plan, state.ledger.skips)), state.relays[number as usize].telemetry.clone())
+        (Arc::new(settings(&state.plan, state.ledger.policy)), state.relays[number as usize].telemetry.clone())
     };
     let mailbox = Arc::default();
     let sink = KafkaSink::over(Box::new(Scripted::new(&world, number, &mailbox)), &config, mailbox);
@@ -131,12 +137,15 @@ pub async fn live(world: Shared, number: u32, stopped: watch::Receiver<bool>) ->
 
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-fn settings(plan: &crate::plan::Plan, skips: bool) -> Config {
+fn settings(plan: &crate::plan::Plan, on_poison: OnPoison) -> Config {
     let mut config = Config { name: NAME.to_owned(), ..Config::default() };
     config.window.messages = plan.window_messages;
     config.window.bytes = plan.window_bytes;
     config.shutdown.timeout = plan.shutdown_timeout;
-    config.on_poison = if skips { OnPoison::Skip } else { OnPoison::Stop };
+    config.on_poison = on_poison;
+    config.on_route_error = if plan.parks_routes { OnRouteError::Park } else { OnRouteError::Wait };
+    config.parked.max_rows = plan.parked_most;
+    config.read_back = plan.read_back;
     config.on_null_payload = OnNullPayload::Skip;
     config.kafka.properties.insert("batch.size".to_owned(), Secret::new(plan.batch_bytes.to_string()));
     config
@@ -245,6 +254,7 @@ impl Process {
         match end {
             End::Drained(drained) => Err(drained),
             End::Failed(_) | End::Stopped => Ok(self.next_pause()),
+            End::RoomAgain => Ok(PAUSE.0),
             End::ServerStopping(_) => Ok(self.next_pause().max(SERVER_STOPPING)),
             End::PublicationChanged { .. } => Ok(BLOCKED_EVERY),
         }
@@ -330,12 +340,14 @@ impl Process {
         let signing = holder.clone();
         statement(&self.world, move |state| state.sign(epoch, &signing, true)).await.ok_or(NotNow::Trouble)?;
         self.stumble()?;
+        let queues = statement(&self.world, |state| state.shelf.queues()).await.ok_or(NotNow::Trouble)?;
         let mut state = self.world.lock();
         let session = 1 + state.relays.iter().map(|relay| relay.session).max().unwrap_or(0);
         let relay = &mut state.relays[self.number as usize];
         (relay.session, relay.streams, relay.window) = (session, true, Window::default());
         relay.delivered_at = Instant::now();
         state.postgres.asked_at = None;
+        state.kafka.tails[self.number as usize].begin();
         state.note(|| format!("relay {}: session {session} in epoch {epoch} goes on after {confirmed}", self.number));
         drop(state);
         Ok(Start {
@@ -346,6 +358,7 @@ impl Process {
             remembered: self.carried.remembered().clone(),
             quiet_until: self.carried.quiet_until(Instant::now()),
             until: None,
+            queues: Some(queues),
         })
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::Instant;
+use walpost::config::OnPoison;
 use walpost::relay::session::Drained;
 use walpost::telemetry::State as Said;
 
@@ -13,6 +14,7 @@ use crate::faults;
 use crate::kafka;
 use crate::mortal::{Fate, Mortal};
 use crate::relay;
+use crate::shelf;
 use crate::world::{Server, Shared, State, Trace, World};
 
 /// What has to be over by then, once there are no faults any more.
@@ -65,13 +67,13 @@ pub fn run(seed: u64, trace: Trace) -> Outcome {
 
 async fn play(world: &Shared) {
     let (chaos, standby) = {
-        let mut state = world.lock();
-        state.ledger.skips = state.plan.skips_poison;
+        let state = world.lock();
         (state.plan.chaos, state.plan.standby)
     };
     tokio::spawn(kafka::run(world.clone()));
     tokio::spawn(faults::write(world.clone()));
     tokio::spawn(faults::happen(world.clone()));
+    tokio::spawn(shelf::look_after(world.clone()));
     for _ in 0..=u32::from(standby) {
         spawn_local(seat(world.clone()));
     }
@@ -90,7 +92,7 @@ async fn play(world: &Shared) {
         {
             let mut state = world.lock();
             state.note(|| "whoever starts from now on leaves poison out".to_owned());
-            state.ledger.skips = true;
+            state.ledger.policy = OnPoison::Skip;
         }
         stop_all(world).await;
         if !wait(world, State::is_quiet, "everything behind the poison is delivered and confirmed").await {
@@ -276,12 +278,12 @@ impl State {
         }
         let lag = self.log.end.bytes_since(self.postgres.confirmed);
         let all = self.log.transactions.last().is_none_or(|last| last.end_lsn <= self.postgres.confirmed);
+        let all = all && self.shelf.is_empty();
         all && lag <= LAG_BYTES_MOST && status.in_flight.messages == Some(0) && self.ledger.missing(&self.log).is_none()
     }
 
     fn stands_at_poison(&mut self) -> bool {
-        let stops = !self.ledger.skips;
-        stops && self.ledger.stands_at_poison(&self.log)
+        self.ledger.stands_at_poison(&self.log)
     }
 
     fn said(&self) -> String {

@@ -14,6 +14,7 @@ use crate::log::Log;
 use crate::plan::Plan;
 use crate::postgres::Postgres;
 use crate::relay::Relay;
+use crate::shelf::Shelf;
 
 /// See the module.
 pub struct World {
@@ -50,6 +51,7 @@ pub struct State {
     pub log: Log,
     pub ledger: Ledger,
     pub postgres: Postgres,
+    pub shelf: Shelf,
     pub kafka: Kafka,
     pub relays: Vec<Relay>,
     /// No fault happens any more.
@@ -66,8 +68,9 @@ impl World {
         let now = Instant::now();
         let state = State {
             log: Log::new(&plan),
-            ledger: Ledger::default(),
+            ledger: Ledger::new(plan.on_poison),
             postgres: Postgres::new(now),
+            shelf: Shelf::default(),
             kafka: Kafka::new(&plan, now),
             relays: Vec::new(),
             calm: false,

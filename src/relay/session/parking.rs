@@ -267,6 +267,9 @@ impl<S: Wire> Session<'_, S> {
         let (mut asides, mut bytes) = (Vec::new(), 0);
         while let Some((ticket, aside)) = self.parking.outgoing.pop_front() {
             bytes += aside.bytes();
+            if planted!(ConfirmsBeforeItIsParked) {
+                self.tracker.delivered(ticket);
+            }
             self.parking.under_way.push((ticket, aside.position, aside.unit()));
             asides.push(aside);
             if asides.len() >= ORDER_MESSAGES || bytes >= ORDER_BYTES {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::producer::Request;
 use super::{Event, keep_newest};
 use crate::ledger::By;
-use crate::log::{Kind, topic_name};
+use crate::log::{Kind, RowId, topic_name};
 use crate::plan::{Fault, Plan};
 use crate::world::State;
 
@@ -31,6 +31,8 @@ pub struct Topic {
 #[derive(Default)]
 pub struct Partition {
     offset: i64,
+    /// In their order; whether each is as the log had it, and not from the table.
+    pub records: Vec<(RowId, bool)>,
     /// By producer.
     known: BTreeMap<usize, Known>,
     pub no_leader_until: Option<Instant>,
@@ -46,6 +48,8 @@ struct Known {
     batches: VecDeque<(u64, u64, i64)>,
 }
 
+/// Takes whatever it gets.
+pub const DEAD_LETTERS: &str = "walpost.dead_letter";
 /// A batch has a header of its own.
 pub const BATCH_BYTES: usize = 61;
 const REMEMBERED_BATCHES: usize = 5;
@@ -75,14 +79,20 @@ pub enum Answer {
 }
 
 impl Topic {
-    pub fn new(number: usize, partitions: u32, plan: &Plan, now: Instant) -> Topic {
-        Topic {
-            name: topic_name(number),
+    /// Those that rows go to, and behind them the one of the dead letters.
+    pub fn all(plan: &Plan, now: Instant) -> Vec<Topic> {
+        let topic = |name: String, partitions: u32, limit_bytes: usize| Topic {
+            name,
             partitions: (0..partitions).map(|_| Partition::default()).collect(),
             exists_from: (!plan.late_topics).then_some(now),
             authorised: true,
-            limit_bytes: plan.limit_bytes,
-        }
+            limit_bytes,
+        };
+        let ordinary = plan.topics.iter().enumerate();
+        let mut all: Vec<Topic> =
+            ordinary.map(|(number, count)| topic(topic_name(number), *count, plan.limit_bytes)).collect();
+        all.push(topic(DEAD_LETTERS.to_owned(), 1, 1_000_000));
+        all
     }
 
     pub fn exists(&self, now: Instant) -> bool {
@@ -152,7 +162,8 @@ impl State {
             }
             return refused(Code::MessageSizeTooLarge, None);
         }
-        let invalid = |record: &super::producer::Sent| self.log.rows[record.row].kind == Kind::Invalid;
+        let letters = self.is_for_letters(request.topic);
+        let invalid = |record: &super::producer::Sent| !letters && self.log.rows[record.row].kind == Kind::Invalid;
         if let Some(culprit) = request.records.iter().position(invalid) {
             let named = self.plan.broker_names_culprit;
             if alone || named {
@@ -201,9 +212,15 @@ impl State {
         }
         known.last = last;
         keep_newest(&mut known.batches, (request.first, last, offset), REMEMBERED_BATCHES);
+        partition.records.extend(request.records.iter().map(|record| (record.row, record.streamed)));
         self.check_echo(request);
+        let letters = self.is_for_letters(request.topic);
         let process = self.kafka.producers[request.producer].process;
         for record in &request.records {
+            if letters {
+                self.ledger.buried(record.row);
+                continue;
+            }
             let by = By { process, producer: request.producer as u32, epoch: record.epoch };
             if let Err(text) = self.ledger.stored(&mut self.log, record.row, by, request.abandoned) {
                 self.violated(text);
@@ -213,6 +230,15 @@ impl State {
             return Answer::Again { stored: true };
         }
         Answer::Stored { offset }
+    }
+
+    pub fn is_for_letters(&self, topic: usize) -> bool {
+        topic == self.plan.topics.len()
+    }
+
+    /// One that rows go to.
+    fn any_topic(&mut self) -> usize {
+        self.dice.below(self.plan.topics.len() as u64) as usize
     }
 
     /// Who takes the slot over waits until the requests of its last holder have passed.
@@ -257,14 +283,14 @@ impl State {
     }
 
     pub fn lower_limit(&mut self) {
-        let topic = self.dice.below(self.kafka.topics.len() as u64) as usize;
+        let topic = self.any_topic();
         self.note(|| format!("topic {topic} takes smaller batches"));
         // What any plain row needs, and room for what the relay leaves to the batch's own header.
         self.kafka.topics[topic].limit_bytes = 1_000;
     }
 
     pub fn unauthorise(&mut self) {
-        let topic = self.dice.below(self.kafka.topics.len() as u64) as usize;
+        let topic = self.any_topic();
         let time = self.dice.delay(200..=20_000);
         self.note(|| format!("topic {topic} may not be written to for {time:?}"));
         self.kafka.topics[topic].authorised = false;
@@ -272,7 +298,7 @@ impl State {
     }
 
     pub fn no_leader(&mut self, now: Instant) {
-        let topic = self.dice.below(self.kafka.topics.len() as u64) as usize;
+        let topic = self.any_topic();
         let partition = self.dice.below(self.kafka.topics[topic].partitions.len() as u64) as usize;
         let time = self.dice.delay(5..=10_000);
         self.note(|| format!("{topic}-{partition} has no leader for {time:?}"));
@@ -280,7 +306,7 @@ impl State {
     }
 
     pub fn add_partitions(&mut self) {
-        let topic = self.dice.below(self.kafka.topics.len() as u64) as usize;
+        let topic = self.any_topic();
         self.note(|| format!("topic {topic} gets one more partition"));
         self.kafka.topics[topic].partitions.push(Partition::default());
         for process in 0..self.kafka.librarians.len() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use tokio::time::Instant;
+use walpost::lsn::Lsn;
 use walpost::router::{Record, Token};
 use walpost::sink::client::{Client, Produce};
 use walpost::sink::desk::{ClusterIdentity, Probed, TopicFacts, TopicProblem};
@@ -15,6 +16,7 @@ use walpost::sink::properties::Kind;
 
 use super::Event;
 use super::producer::{Message, Part};
+use super::tails::{Question, Tails};
 use crate::world::{Shared, State};
 
 /// How long the real one waits for an answer, and for a topic to come into being.
@@ -39,7 +41,10 @@ pub struct Librarian {
 impl Scripted {
     pub fn new(world: &Shared, process: u32, mailbox: &Arc<Mailbox>) -> Scripted {
         let librarian = Librarian { mailbox: mailbox.clone(), questions: VecDeque::new(), known: BTreeMap::new() };
-        world.lock().kafka.librarians.push(librarian);
+        let mut state = world.lock();
+        state.kafka.librarians.push(librarian);
+        state.kafka.tails.push(Tails::new(mailbox));
+        drop(state);
         Scripted { world: world.clone(), process, mailbox: mailbox.clone() }
     }
 }
@@ -58,6 +63,11 @@ impl Client for Scripted {
         if librarian.questions.len() == 1 {
             state.take_question(self.process as usize, Instant::now());
         }
+        self.world.kafka_work.notify_one();
+    }
+
+    fn read_tails(&self, topic: Arc<str>, partitions: Vec<u32>, from: Lsn, asked: u64) {
+        self.world.lock().ask_tails(self.process as usize, Question { topic, partitions, from, asked });
         self.world.kafka_work.notify_one();
     }
 }
@@ -129,11 +139,15 @@ impl State {
         });
         let (limit, session) = {
             let relay = &mut self.relays[process as usize];
-            relay.window.fed(ticket);
+            relay.window.fed(ticket, row);
             (relay.window.width(), relay.session)
         };
         if limit > self.plan.window_messages {
             self.violated(format!("relay {process} has a window of {limit} rows"));
+        }
+        let streamed = record.header("origin").is_none();
+        if streamed && !self.is_for_letters(topic) {
+            self.check_read_back(process as usize, (topic, partition), row);
         }
         let producer = &mut self.kafka.producers[number];
         producer.session = session;
@@ -146,6 +160,7 @@ impl State {
             epoch: token.epoch,
             bytes: wire_bytes(record),
             record: record.clone(),
+            streamed,
             possibly_stored: false,
             batch_ends: None,
         });
@@ -166,6 +181,9 @@ impl State {
             self.violated(format!("relay {process} publishes a record of no row: {record:?}"));
             return None;
         };
+        if self.is_for_letters(topic) && record.header("dead_letter.reason").is_some() {
+            return Some((row, token));
+        }
         let same = self.log.rows.get(row).is_some_and(|made| {
             made.topic == topic
                 && record.key.as_deref() == Some(format!("k{}", made.key).as_bytes())

@@ -87,6 +87,8 @@ pub struct Message {
     pub epoch: u64,
     pub bytes: usize,
     pub record: Record,
+    /// As the log had it, and not from the table.
+    pub streamed: bool,
     pub possibly_stored: bool,
     /// Of the batch that it begins, where that has been sent: it is sent again as it was.
     pub batch_ends: Option<u64>,
@@ -99,6 +101,7 @@ pub struct Sent {
     pub bytes: usize,
     /// Of the token.
     pub epoch: u64,
+    pub streamed: bool,
 }
 
 /// A produce request with one batch.
@@ -264,7 +267,12 @@ impl State {
             bytes += message.bytes;
             messages.extend(part.queue.pop_front());
         }
-        let sent = |message: &Message| Sent { row: message.row, bytes: message.bytes, epoch: message.epoch };
+        let sent = |message: &Message| Sent {
+            row: message.row,
+            bytes: message.bytes,
+            epoch: message.epoch,
+            streamed: message.streamed,
+        };
         Some(Request {
             producer: number,
             session: producer.session,

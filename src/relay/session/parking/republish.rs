@@ -56,6 +56,11 @@ impl<S: Wire> Session<'_, S> {
             self.room_again = true;
             return;
         }
+        if planted!(OpensAKeyEarly)
+            && let Some(queues) = &mut self.parking.queues
+        {
+            found.iter().filter_map(Work::unit).for_each(|unit| queues.open(&unit));
+        }
         let mut outcome = Outcome::default();
         let mut waiting = VecDeque::new();
         let mut blocked: Vec<Unit> = Vec::new();
