@@ -25,6 +25,8 @@ pub struct Carried {
     epoch: Option<i64>,
     /// Another holder of the slot may have requests under way until then. Outlives a session that is cut meanwhile.
     quiet_until: Option<Instant>,
+    /// The last session ended to make room for what is to be parked.
+    makes_room: bool,
 }
 
 /// What was found and judged when the slot was taken, the record not signed on yet.
@@ -45,7 +47,14 @@ pub struct Taken<'a> {
 impl Carried {
     /// `holder`: no two processes have the same.
     pub fn new(holder: String) -> Carried {
-        Carried { holder, memory: None, remembered: Remembered::default(), epoch: None, quiet_until: None }
+        Carried {
+            holder,
+            memory: None,
+            remembered: Remembered::default(),
+            epoch: None,
+            quiet_until: None,
+            makes_room: false,
+        }
     }
 
     pub fn holder(&self) -> &str {
@@ -74,6 +83,7 @@ impl Carried {
 
     /// Takes over what a session has left. `most`: rows and transactions that are remembered.
     pub fn keep(&mut self, left: Left, most: usize) {
+        self.makes_room = left.makes_room;
         if let Some(memory) = &mut self.memory {
             memory.confirmed = memory.confirmed.max(left.confirmed);
             memory.received = memory.received.max(left.received);
@@ -108,6 +118,11 @@ impl Carried {
         let before = self.memory.take().filter(|_| taken.same_history);
         let received = before.map_or(taken.confirmed, |memory| memory.received);
         self.memory = Some(Memory { confirmed: taken.confirmed, received, identity: taken.identity.clone() });
+    }
+
+    /// What is parked comes before anything new.
+    pub fn parked_first(&self) -> bool {
+        self.makes_room
     }
 
     /// Nothing may be produced before.

@@ -362,6 +362,7 @@ impl Starter {
             quiet_until: self.carried.quiet_until(Instant::now()),
             until: self.until,
             queues,
+            parked_first: self.carried.parked_first(),
         })
     }
 

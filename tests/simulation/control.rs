@@ -5,8 +5,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 use walpost::lsn::Lsn;
-use walpost::postgres::checkpoint::Recorded;
 use walpost::parking::Aside;
+use walpost::postgres::checkpoint::Recorded;
 use walpost::postgres::control::{Control, Event, Order};
 use walpost::postgres::parked::Outcome;
 
@@ -24,7 +24,10 @@ const RECONNECT_AFTER: Duration = Duration::from_millis(500);
 pub fn start(world: &Shared, holder: String, epoch: i64) -> Control {
     let server = world.server.subscribe();
     let world = world.clone();
-    Control::over(move |orders, events| Worker { world, holder, epoch, server, orders, events, wanted: None, todo: VecDeque::new() }.run())
+    Control::over(move |orders, events| {
+        Worker { world, holder, epoch, server, orders, events, wanted: None, todo: VecDeque::new(), uncertain: false }
+            .run()
+    })
 }
 
 struct Worker {
@@ -38,6 +41,8 @@ struct Worker {
     wanted: Option<Lsn>,
     /// The other orders, until they are carried out: they survive the connection.
     todo: VecDeque<Task>,
+    /// The answer to a change of the table may have been lost.
+    uncertain: bool,
 }
 
 /// An order that a statement can own.
@@ -60,14 +65,24 @@ impl Worker {
             if self.events.is_closed() {
                 return;
             }
-            let stopping = *self.server.borrow_and_update() == Server::Stopping;
-            self.tell(match stopping {
-                true => Event::ServerStopping("the database system is shutting down".to_owned()),
-                false => Event::Disconnected("the connection was lost".to_owned()),
-            });
+            if *self.server.borrow() == Server::Stopping {
+                self.tell(Event::ServerStopping("terminating connection".to_owned()));
+            }
+            self.tell(Event::Disconnected("the connection was lost".to_owned()));
             self.world.pass(RECONNECT_AFTER).await;
-            if self.server.wait_for(|server| *server == Server::Up).await.is_err() {
-                return;
+            // Who is refused hears why.
+            loop {
+                let server = *self.server.borrow_and_update();
+                match server {
+                    Server::Up => break,
+                    Server::Stopping => {
+                        self.tell(Event::ServerStopping("the database system is shutting down".to_owned()));
+                    }
+                    Server::Down => self.tell(Event::Disconnected("connection refused".to_owned())),
+                }
+                if self.server.changed().await.is_err() {
+                    return;
+                }
             }
             self.tell(Event::Connected);
         }
@@ -125,17 +140,33 @@ impl Worker {
                     return Err(Over::Finished);
                 }
                 Task::Park(asides) => {
+                    let before = std::mem::replace(&mut self.uncertain, true);
                     let (added, flushed) = self.commit(move |state| state.park(&asides, epoch)).await?;
+                    self.uncertain = before;
                     Event::Parked { added, flushed }
                 }
-                Task::FindWork => Event::Work(self.commit(|state| state.shelf.work()).await?),
+                Task::FindWork => {
+                    let found = self.commit(|state| state.shelf.work()).await?;
+                    if !found.is_empty() {
+                        let what: Vec<_> = found.iter().map(|work| (work.message_id.clone(), work.wish)).collect();
+                        self.world.lock().note(|| format!("work is found: {what:?}"));
+                    }
+                    Event::Work(found)
+                }
                 Task::Settle(outcome) => {
+                    let before = std::mem::replace(&mut self.uncertain, true);
                     let (gone, empty) = self.commit(move |state| state.settle(&outcome)).await?;
+                    self.uncertain = before;
                     Event::Settled { gone, empty }
                 }
             };
             self.todo.pop_front();
             self.tell(event);
+            if self.uncertain {
+                let size = self.commit(|state| state.shelf.size()).await?;
+                self.uncertain = false;
+                self.tell(Event::ParkedSize(size));
+            }
         }
         Ok(())
     }

@@ -15,6 +15,8 @@ pub struct By {
     pub producer: u32,
     /// Of its token.
     pub epoch: u64,
+    /// As the log had it, and not from the table.
+    pub streamed: bool,
 }
 
 #[derive(Debug)]
@@ -93,8 +95,9 @@ impl Ledger {
         self.fate(row).discarded = true;
     }
 
-    /// The row is in Kafka's log once more. `echo`: by a request that nobody waits for any more, which cannot be called back.
-    pub fn stored(&mut self, log: &mut Log, row: RowId, by: By, echo: bool) -> Result<(), String> {
+    /// The row is in Kafka's log once more. `excused`: by a request that nobody waits for any more and that cannot be called
+    /// back, or from the table, where it may be still when it is published.
+    pub fn stored(&mut self, log: &mut Log, row: RowId, by: By, excused: bool) -> Result<(), String> {
         let Row { kind, lost_in, .. } = log.rows[row];
         if kind != Kind::Plain {
             return Err(format!("row {row} was published, which is {kind:?}"));
@@ -104,13 +107,13 @@ impl Ledger {
         }
         let fate = self.fate(row);
         let first = fate.stored.is_empty();
-        let same = |stored: &&Stored| stored.by.epoch == by.epoch && !echo;
+        let same = |stored: &&Stored| stored.by.epoch == by.epoch && stored.by.streamed && !excused;
         if let Some(before) =
             fate.stored.iter().filter(same).find(|stored| stored.told && stored.by.process == by.process)
         {
             return Err(format!("row {row} is repeated by a process that was told of it: {before:?}, and now {by:?}"));
         }
-        if fate.closed_in == Some(by.epoch) && !echo {
+        if fate.closed_in == Some(by.epoch) && !excused {
             return Err(format!("row {row} is repeated although a relay ended in order after it: {by:?}"));
         }
         fate.stored.push(Stored { by, told: false });

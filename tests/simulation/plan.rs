@@ -167,6 +167,7 @@ impl Plan {
         };
         let sql_delay = if dice.percent(15) { 1..=4_000 } else { 0..=20 };
         let batch_bytes = *dice.pick(&[1, 400, 1_000]);
+        let window_messages = *dice.pick(&[1, 4, 10, 30, 1_000]);
         let on_poison = match dice.below(20) {
             0..=2 => OnPoison::Stop,
             3..=7 => OnPoison::Skip,
@@ -184,7 +185,7 @@ impl Plan {
             late_topics: dice.percent(8),
             keys: dice.within(1..=5),
             brokers: dice.within(1..=2) as u32,
-            window_messages: *dice.pick(&[1, 4, 10, 30, 1_000]),
+            window_messages,
             window_bytes: if dice.percent(20) { 1_500 } else { 1 << 20 },
             batch_bytes,
             limit_bytes: 1_600,
@@ -194,7 +195,8 @@ impl Plan {
             standby: dice.percent(25),
             on_poison,
             parks_routes: on_poison == OnPoison::Park && dice.percent(40),
-            parked_most: *dice.pick(&[2, 8, 100_000]),
+            // With less room than the window is wide a relay may stop before anything is parked.
+            parked_most: *dice.pick(&[window_messages, window_messages * 3, 100_000]) as u64,
             read_back: dice.percent(75),
             broker_names_culprit: dice.percent(50),
             old_postgres: dice.percent(40),

@@ -300,7 +300,8 @@ impl Process {
     async fn start(&mut self) -> Result<Start<DuplexStream>, NotNow> {
         self.stumble()?;
         let seeing = self.look().await?;
-        let from = self.accept(&self.judge(&seeing), &seeing)?;
+        let verdict = self.judge(&seeing);
+        let from = self.accept(&verdict, &seeing)?;
         if seeing.slot.active {
             return Err(NotNow::Standby);
         }
@@ -347,6 +348,7 @@ impl Process {
         (relay.session, relay.streams, relay.window) = (session, true, Window::default());
         relay.delivered_at = Instant::now();
         state.postgres.asked_at = None;
+        state.postgres.person = None;
         state.kafka.tails[self.number as usize].begin();
         state.note(|| format!("relay {}: session {session} in epoch {epoch} goes on after {confirmed}", self.number));
         drop(state);
@@ -359,6 +361,7 @@ impl Process {
             quiet_until: self.carried.quiet_until(Instant::now()),
             until: None,
             queues: Some(queues),
+            parked_first: self.carried.parked_first(),
         })
     }
 
@@ -377,7 +380,7 @@ impl Process {
         statement(&self.world, move |state| state.look(number)).await.ok_or(NotNow::Trouble)
     }
 
-    fn judge(&self, seeing: &Seeing) -> Verdict {
+    fn judge(&mut self, seeing: &Seeing) -> Verdict {
         history::judge(&Seen {
             relay: NAME,
             slot_name: SLOT,

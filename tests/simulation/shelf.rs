@@ -80,6 +80,10 @@ impl Shelf {
         self.messages.iter().filter_map(Shelved::row).collect()
     }
 
+    pub fn size(&self) -> Change {
+        change(self.messages.iter())
+    }
+
     /// What a session begins with.
     pub fn queues(&self) -> Queues {
         let mut heads: Vec<(Unit, Option<walpost::parking::Position>)> = Vec::new();
@@ -91,7 +95,7 @@ impl Shelf {
                 None => heads.push((unit, Some(position))),
             }
         }
-        let all = change(self.messages.iter());
+        let all = self.size();
         Queues::new(heads, all.messages, all.bytes)
     }
 
@@ -150,7 +154,10 @@ impl State {
         let added = change(shelf.messages[before..].iter());
         let rows: Vec<_> = shelf.messages[before..].iter().map(|message| (message.row(), message.wish)).collect();
         for relay in &mut self.relays {
-            asides.iter().filter_map(|aside| aside.message_id.as_ref()?.parse().ok()).for_each(|row| relay.window.elsewhere(row));
+            asides
+                .iter()
+                .filter_map(|aside| aside.message_id.as_ref()?.parse().ok())
+                .for_each(|row| relay.window.elsewhere(row));
         }
         self.shelf_changed();
         self.log.grow(COMMIT_BYTES);
@@ -174,6 +181,10 @@ impl State {
         let empty = outcome.units.iter().filter(|unit| !units.iter().flatten().any(|other| other == *unit));
         let empty: Vec<Unit> = empty.cloned().collect();
         self.shelf_changed();
+        // Those that were out and came back stay in the table.
+        for relay in &mut self.relays {
+            self.ledger.shelved.iter().for_each(|row| relay.window.elsewhere(*row));
+        }
         self.log.grow(COMMIT_BYTES);
         self.note(|| {
             let rows: Vec<_> = gone.iter().map(|message| (message.row(), message.wish)).collect();

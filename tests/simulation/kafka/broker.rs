@@ -221,8 +221,10 @@ impl State {
                 self.ledger.buried(record.row);
                 continue;
             }
-            let by = By { process, producer: request.producer as u32, epoch: record.epoch };
-            if let Err(text) = self.ledger.stored(&mut self.log, record.row, by, request.abandoned) {
+            let (producer, epoch, streamed) = (request.producer as u32, record.epoch, record.streamed);
+            let by = By { process, producer, epoch, streamed };
+            if let Err(text) = self.ledger.stored(&mut self.log, record.row, by, request.abandoned || !record.streamed)
+            {
                 self.violated(text);
             }
         }

@@ -45,7 +45,8 @@ impl State {
     pub fn ask_tails(&mut self, process: usize, question: Question) {
         let topic = self.kafka.topics.iter().position(|topic| *topic.name == *question.topic);
         let tails = &mut self.kafka.tails[process];
-        for partition in topic.iter().flat_map(|topic| question.partitions.iter().map(move |at| (*topic, *at as usize))) {
+        for partition in topic.iter().flat_map(|topic| question.partitions.iter().map(move |at| (*topic, *at as usize)))
+        {
             tails.told.insert(partition, (question.asked, BTreeSet::new()));
         }
         tails.questions.push_back(question);
@@ -73,7 +74,8 @@ impl State {
             _ => Err(TailError::NoAnswer { topic: topic.clone(), within: READ_WITHIN, reason: "none came".to_owned() }),
         };
         self.note(|| {
-            let known: Option<Vec<usize>> = tails.as_ref().ok().map(|tails| tails.iter().map(|(_, tail)| tail.len()).collect());
+            let known: Option<Vec<usize>> =
+                tails.as_ref().ok().map(|tails| tails.iter().map(|(_, tail)| tail.len()).collect());
             format!("relay {process}: reads {topic} back from {from}: {known:?}")
         });
         let reader = &mut self.kafka.tails[process];
@@ -93,7 +95,8 @@ impl State {
             // The newest are read first.
             let kept = dice.below(rows.len() as u64 + 1) as usize;
             rows.drain(..rows.len() - kept);
-        } else if let Some((newest, told)) = self.kafka.tails[process].told.get_mut(&at).filter(|told| told.0 == asked) {
+        } else if let Some((newest, told)) = self.kafka.tails[process].told.get_mut(&at).filter(|told| told.0 == asked)
+        {
             debug_assert_eq!(*newest, asked);
             told.extend(rows.iter().copied());
         }

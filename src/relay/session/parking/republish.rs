@@ -31,7 +31,7 @@ impl<S: Wire> Session<'_, S> {
                     self.control.order(Order::Settle(outcome));
                     return;
                 }
-                while self.pending.is_none() && self.transaction.is_none() {
+                while self.pending.is_none() && self.transaction.is_none() && self.window_is_open() {
                     let WorkInHand::Publishing { waiting, out, .. } = &mut self.parking.work else { return };
                     let Some((id, unit, record)) = waiting.pop_front() else { return };
                     let bytes = record.value.as_ref().map_or(0, Bytes::len) + ROW_OVERHEAD;
@@ -49,6 +49,7 @@ impl<S: Wire> Session<'_, S> {
         self.parking.look_at = now + LOOK_EVERY;
         self.parking.work = WorkInHand::None;
         if found.is_empty() {
+            self.parking.first = false;
             return;
         }
         if self.full {
@@ -154,7 +155,10 @@ impl<S: Wire> Session<'_, S> {
         let WorkInHand::Publishing { out, outcome, .. } = &mut self.parking.work else { return false };
         let Some((id, unit)) = out.remove(&ticket) else { return false };
         outcome.failed.push((id, reason.to_owned(), sentence.to_owned()));
-        self.lent.sink.take(ticket);
+        match self.pending.take_if(|(pending, _)| *pending == ticket) {
+            Some(_) => self.lent.sink.pass(ticket),
+            None => drop(self.lent.sink.take(ticket)),
+        }
         self.tracker.delivered(ticket);
         if let Some(unit) = unit {
             self.forget_republishing(&unit);
