@@ -9,7 +9,7 @@ use crate::ack::Remembered;
 use crate::lsn::Lsn;
 use crate::postgres::catalog::Identity;
 use crate::postgres::checkpoint::{Checkpoint, State as RecordState};
-use crate::postgres::history::Memory;
+use crate::postgres::history::{self, Memory, Seen, Verdict};
 use crate::relay::session::Left;
 
 /// Requests of an earlier holder that died may still reach the brokers for so long.
@@ -23,6 +23,8 @@ pub struct Carried {
     memory: Option<Memory>,
     remembered: Remembered,
     epoch: Option<i64>,
+    /// The epoch in which the server was seen not to be what it was: nobody may go on in it.
+    changed_in: Option<i64>,
     /// Another holder of the slot may have requests under way until then. Outlives a session that is cut meanwhile.
     quiet_until: Option<Instant>,
     /// The last session ended to make room for what is to be parked.
@@ -52,6 +54,7 @@ impl Carried {
             memory: None,
             remembered: Remembered::default(),
             epoch: None,
+            changed_in: None,
             quiet_until: None,
             makes_room: false,
         }
@@ -63,6 +66,28 @@ impl Carried {
 
     pub fn memory(&self) -> Option<&Memory> {
         self.memory.as_ref()
+    }
+
+    /// Judges what was seen, and what of it this process remembers better; `seen.memory` is filled in here.
+    ///
+    /// What it remembers counts in its own epoch alone: who began another one, another relay or a command, knew better. And
+    /// what was seen once stays so: a server that has lost some of its log looks whole again when that has grown.
+    pub fn judge(&mut self, seen: Seen<'_>) -> Verdict {
+        let epoch = seen.record.map_or(self.epoch, |record| Some(record.epoch));
+        if epoch != self.epoch {
+            self.memory = None;
+        }
+        let verdict = history::judge(&Seen { memory: self.memory.as_ref(), ..seen });
+        match verdict {
+            Verdict::NewEpoch { .. } => self.changed_in = epoch,
+            Verdict::Resume { .. } if epoch.is_some() && self.changed_in == epoch => {
+                let why =
+                    "the server was seen to have lost WAL, or to be another one, since the epoch began".to_owned();
+                return Verdict::NewEpoch { why };
+            }
+            _ => {}
+        }
+        verdict
     }
 
     /// The epoch of the last session.
@@ -128,5 +153,125 @@ impl Carried {
     /// Nothing may be produced before.
     pub fn quiet_until(&self, now: Instant) -> Option<Instant> {
         self.quiet_until.filter(|until| now < *until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::slot::{SlotFacts, WalStatus};
+
+    fn identity(flush_lsn: u64) -> Identity {
+        Identity {
+            system_identifier: "7300000000000000001".into(),
+            timeline: Some(1),
+            flush_lsn: Lsn(flush_lsn),
+            database: "app".into(),
+            database_oid: 5,
+        }
+    }
+
+    fn slot(at: u64) -> SlotFacts {
+        SlotFacts {
+            name: "walpost".into(),
+            plugin: Some("pgoutput".into()),
+            database: Some("app".into()),
+            temporary: false,
+            active: false,
+            active_pid: None,
+            restart_lsn: Some(Lsn(at)),
+            confirmed_flush_lsn: Some(Lsn(at)),
+            wal_status: Some(WalStatus::Reserved),
+            safe_wal_size: None,
+            two_phase: false,
+            conflicting: None,
+            invalidation_reason: None,
+            failover: false,
+            synced: false,
+            inactive_seconds: None,
+            catalog_xmin_age: None,
+            current_lsn: None,
+            holder: None,
+            spill_bytes: None,
+        }
+    }
+
+    fn record(epoch: i64, confirmed: u64) -> Checkpoint {
+        Checkpoint {
+            slot_name: "walpost".into(),
+            relay_name: "orders".into(),
+            system_identifier: "7300000000000000001".into(),
+            timeline: 1,
+            database_oid: 5,
+            table_oid: 16_400,
+            kafka_cluster_id: None,
+            fingerprint: "same".into(),
+            epoch,
+            confirmed_lsn: Lsn(confirmed),
+            horizon: None,
+            pending: None,
+            state: RecordState::Streaming,
+            holder: Some("us".into()),
+            age_seconds: 1.0,
+        }
+    }
+
+    fn judge(carried: &mut Carried, flush_lsn: u64, slot_at: u64, record: &Checkpoint) -> Verdict {
+        carried.judge(Seen {
+            relay: "orders",
+            slot_name: "walpost",
+            slot: Some(&slot(slot_at)),
+            record: Some(record),
+            identity: &identity(flush_lsn),
+            memory: None,
+            fingerprint: Some("same"),
+            kafka_cluster_id: None,
+        })
+    }
+
+    /// Has confirmed 0x500 and read up to 0x900 in epoch 7.
+    fn streamed() -> Carried {
+        let mut carried = Carried::new("us".into());
+        let (identity, record) = (identity(0x900), record(7, 0x100));
+        let (confirmed, now) = (Lsn(0x100), Instant::now());
+        let (same_history, kept) = (true, true);
+        carried.begin(&Taken {
+            identity: &identity,
+            record: Some(&record),
+            kept,
+            same_history,
+            epoch: 7,
+            confirmed,
+            now,
+        });
+        let (confirmed, received) = (Lsn(0x500), Lsn(0x900));
+        let remembered = Some(Remembered::default());
+        carried.keep(Left { confirmed, received, remembered, progressed: true, makes_room: false }, 10);
+        carried
+    }
+
+    #[test]
+    fn what_was_confirmed_and_could_not_be_recorded_is_remembered() {
+        let verdict = judge(&mut streamed(), 0x1000, 0x500, &record(7, 0x100));
+        assert_eq!(verdict, Verdict::Resume { start_lsn: Lsn(0x500) });
+    }
+
+    #[test]
+    fn a_position_of_another_epoch_is_forgotten() {
+        // Another relay has begun an epoch on a server that lost its log and has written on since.
+        let verdict = judge(&mut streamed(), 0x2000, 0x200, &record(8, 0x300));
+        assert_eq!(verdict, Verdict::Resume { start_lsn: Lsn(0x300) });
+        let moved = judge(&mut streamed(), 0x2000, 0x400, &record(8, 0x300));
+        assert!(matches!(moved, Verdict::Gap { .. }), "it does not hide that the slot was moved: {moved:?}");
+    }
+
+    #[test]
+    fn a_server_that_was_seen_to_have_lost_log_stays_so_when_its_log_has_grown_again() {
+        let mut carried = streamed();
+        assert!(matches!(judge(&mut carried, 0x600, 0x500, &record(7, 0x500)), Verdict::NewEpoch { .. }));
+        // The slot was taken by somebody else, or the connection failed; meanwhile others have written.
+        assert!(matches!(judge(&mut carried, 0x2000, 0x500, &record(7, 0x500)), Verdict::NewEpoch { .. }));
+        let begun = judge(&mut carried, 0x2000, 0x500, &record(8, 0x500));
+        assert_eq!(begun, Verdict::Resume { start_lsn: Lsn(0x500) }, "in the new epoch it is whole");
     }
 }

@@ -16,7 +16,7 @@ use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, T
 use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, Recorder, State as RecordState};
 use crate::postgres::control::{self, Control, Keeping};
 use crate::postgres::error::{ConnectError, ErrorKind};
-use crate::postgres::history::{self, Seen, Verdict};
+use crate::postgres::history::{Seen, Verdict};
 use crate::postgres::parked::{self, Lot};
 use crate::postgres::slot::{self, SlotFacts};
 use crate::postgres::{Connector, Session, schema};
@@ -230,14 +230,14 @@ impl Starter {
         Ok(Seeing { version, identity, table, problem, fingerprint, record, slot })
     }
 
-    fn judge(&self, seeing: &Seeing, kafka_cluster: Option<&str>) -> Verdict {
-        history::judge(&Seen {
+    fn judge(&mut self, seeing: &Seeing, kafka_cluster: Option<&str>) -> Verdict {
+        self.carried.judge(Seen {
             relay: &self.config.name,
             slot_name: &self.config.postgres.slot,
             slot: seeing.slot.as_ref(),
             record: seeing.record.as_ref().and_then(Option::as_ref),
             identity: &seeing.identity,
-            memory: self.carried.memory(),
+            memory: None,
             fingerprint: Some(&seeing.fingerprint),
             kafka_cluster_id: kafka_cluster.filter(|id| !id.is_empty()),
         })

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use walpost::config::{Config, OnNullPayload, OnPoison, OnRouteError, Secret};
 use walpost::lsn::Lsn;
-use walpost::postgres::history::{self, Seen, Verdict};
+use walpost::postgres::history::{Seen, Verdict};
 use walpost::relay::carried::{Carried, Taken};
 use walpost::relay::session::{Drained, End, Failure, Left, Lent, Session, Start};
 use walpost::relay::shutdown::Shutdown;
@@ -381,13 +381,13 @@ impl Process {
     }
 
     fn judge(&mut self, seeing: &Seeing) -> Verdict {
-        history::judge(&Seen {
+        self.carried.judge(Seen {
             relay: NAME,
             slot_name: SLOT,
             slot: Some(&seeing.slot),
             record: seeing.record.as_ref(),
             identity: &seeing.identity,
-            memory: self.carried.memory(),
+            memory: None,
             fingerprint: Some(&seeing.fingerprint),
             kafka_cluster_id: Some("kafka"),
         })
