@@ -127,6 +127,9 @@ impl AckTracker {
         if self.open {
             return;
         }
+        if planted!(ConfirmsAKeepalive) {
+            self.watermark = self.watermark.max(wal_end);
+        }
         match self.transactions.back_mut() {
             // Everything read so far lies before `wal_end`, so it is safe as soon as that is delivered.
             Some(Transaction { end: Some((_, end_lsn)), .. }) => *end_lsn = (*end_lsn).max(wal_end),
@@ -147,6 +150,9 @@ impl AckTracker {
             return;
         };
         if before == after {
+            if planted!(ConfirmsAnEmptyTransaction) {
+                self.watermark = self.watermark.max(end_lsn);
+            }
             self.transactions.pop_back();
             self.transactions[count - 2].end = Some((before, end_lsn));
         }
@@ -163,6 +169,12 @@ impl AckTracker {
         let of =
             self.transactions.partition_point(|transaction| transaction.end.is_some_and(|(end, _)| end <= ticket.0));
         let commit_time = self.transactions.get(of).map(|transaction| transaction.commit_time);
+        if planted!(ConfirmsTheHighest)
+            && let Some((end, end_lsn)) = self.transactions.get(of).and_then(|transaction| transaction.end)
+            && ticket.0 + 1 == end
+        {
+            self.watermark = self.watermark.max(end_lsn);
+        }
         self.advance();
         commit_time
     }

@@ -14,6 +14,22 @@
 //! Around them: `config` and `cli` (what the user asked for), `postgres` (SQL connections, the slot, the checkpoint
 //! record), `names` (names in SQL), `telemetry` (logs, metrics, health) and `commands` (one file per command).
 
+/// Whether the relay has the named [`planted::Bug`]: never, but in the simulation.
+#[cfg(feature = "simulation")]
+macro_rules! planted {
+    ($bug:ident) => {
+        $crate::planted::is_planted($crate::planted::Bug::$bug)
+    };
+}
+#[cfg(not(feature = "simulation"))]
+macro_rules! planted {
+    ($bug:ident) => {
+        false
+    };
+}
+
+#[cfg(feature = "simulation")]
+pub mod planted;
 pub mod error_text;
 pub mod lsn;
 pub mod names;

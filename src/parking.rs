@@ -149,6 +149,11 @@ impl Queues {
         self.bytes += bytes;
     }
 
+    /// The table holds so much.
+    pub fn resize(&mut self, messages: u64, bytes: u64) {
+        (self.messages, self.bytes) = (messages, bytes);
+    }
+
     /// The table has shrunk.
     pub fn removed(&mut self, messages: u64, bytes: u64) {
         self.messages = self.messages.saturating_sub(messages);

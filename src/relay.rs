@@ -27,6 +27,7 @@ use crate::router::Router;
 use crate::sink::KafkaSink;
 use crate::telemetry::{EndStatus, State, Target, Telemetry, TopicMetrics};
 
+pub mod carried;
 pub mod condition;
 pub mod dead_letter;
 pub mod republish;

@@ -67,6 +67,8 @@ pub enum Event {
         added: Change,
         flushed: Lsn,
     },
+    /// How much is parked, where an answer was lost: a statement that is carried out twice tells of less than it did.
+    ParkedSize(Change),
     /// The answer to [`Order::FindWork`].
     Work(Vec<Work>),
     /// The oldest [`Order::Settle`] is committed: what is gone, and which of its queues are empty.
@@ -109,8 +111,18 @@ impl Control {
     ) -> Control {
         let (orders, inbox) = mpsc::unbounded_channel();
         let (outbox, events) = mpsc::unbounded_channel();
-        let worker =
-            Worker { connector, slot, table_oid, keeping, lot, inbox, outbox, wanted: None, todo: VecDeque::new() };
+        let worker = Worker {
+            connector,
+            slot,
+            table_oid,
+            keeping,
+            lot,
+            inbox,
+            outbox,
+            wanted: None,
+            todo: VecDeque::new(),
+            uncertain: false,
+        };
         Control { orders, events, task: tokio::spawn(worker.run(session)) }
     }
 
@@ -168,6 +180,8 @@ struct Worker {
     wanted: Option<Lsn>,
     /// The other orders, until they are carried out: they survive the connection.
     todo: VecDeque<Order>,
+    /// A change of the table was ordered, and its answer may have been lost.
+    uncertain: bool,
 }
 
 /// Why a session is over.
@@ -298,12 +312,16 @@ impl Worker {
                     return Err(Over::Finished);
                 }
                 (Order::Park(asides), Some(lot)) => {
+                    let before = std::mem::replace(&mut self.uncertain, true);
                     let (added, flushed) = within(lot.park(session, asides)).await.map_err(lost)?;
+                    self.uncertain = before;
                     Event::Parked { added, flushed }
                 }
                 (Order::FindWork, Some(lot)) => Event::Work(within(lot.work(session)).await.map_err(lost)?),
                 (Order::Settle(outcome), Some(lot)) => {
+                    let before = std::mem::replace(&mut self.uncertain, true);
                     let (gone, empty) = within(lot.settle(session, outcome)).await.map_err(lost)?;
+                    self.uncertain = before;
                     Event::Settled { gone, empty }
                 }
                 (Order::Record(_) | Order::Park(_) | Order::FindWork | Order::Settle(_), _) => {
@@ -313,6 +331,11 @@ impl Worker {
             };
             self.todo.pop_front();
             self.tell(event);
+            if let (true, Some(lot)) = (self.uncertain, &self.lot) {
+                let size = within(lot.size(session)).await.map_err(lost)?;
+                self.uncertain = false;
+                self.tell(Event::ParkedSize(size));
+            }
         }
         Ok(())
     }

@@ -98,8 +98,7 @@ impl Lot {
         let params: [(&(dyn ToSql + Sync), Type); 2] =
             [(&self.slot, Type::TEXT), (&self.system_identifier, Type::TEXT)];
         let units = query(client, "read", include_str!("../../sql/060_parked_units.sql"), &params).await?;
-        let size = query(client, "read", include_str!("../../sql/061_parked_size.sql"), &params[..1]).await?;
-        let Change { messages, bytes } = size.first().map(change).transpose()?.unwrap_or_default();
+        let Change { messages, bytes } = self.size(client).await?;
         let heads = units.iter().map(|row| {
             let (topic, key): (String, Vec<u8>) = (get(row, 0)?, get(row, 1)?);
             let head = match (get::<Option<String>>(row, 2)?, get::<Option<i64>>(row, 3)?) {
@@ -116,6 +115,13 @@ impl Lot {
         let rows =
             query(client, "read", include_str!("../../sql/089_parked_ids.sql"), &[(&self.slot, Type::TEXT)]).await?;
         rows.iter().map(|row| get(row, 0)).collect()
+    }
+
+    /// How much is parked.
+    pub async fn size(&self, client: &Client) -> Result<Change, ParkedError> {
+        let params: [(&(dyn ToSql + Sync), Type); 1] = [(&self.slot, Type::TEXT)];
+        let size = query(client, "read", include_str!("../../sql/061_parked_size.sql"), &params).await?;
+        Ok(size.first().map(change).transpose()?.unwrap_or_default())
     }
 
     /// Commits messages, in this order; those that are there already are left as they are. Then tells up to where the log

@@ -115,17 +115,21 @@ pub struct Start<S = Socket> {
     pub until: Option<Lsn>,
     /// What is parked; None: there is nowhere to park.
     pub queues: Option<Queues>,
+    /// What may be published of it is, before anything is read: the last session had no more room.
+    pub parked_first: bool,
 }
 
 /// What is left of a session, for the next one.
 pub struct Left {
     pub confirmed: Lsn,
-    /// The furthest position that was read.
+    /// The furthest position of which the server has told: up to there its log was read, or written for us.
     pub received: Lsn,
     /// None: nothing may be skipped when it comes again, whatever was delivered.
     pub remembered: Option<Remembered>,
     /// The confirmed position moved.
     pub progressed: bool,
+    /// It ended to make room for what is to be parked.
+    pub makes_room: bool,
 }
 
 /// The open transaction.
@@ -193,7 +197,7 @@ pub struct Session<'a, S = Socket> {
 impl<'a, S: Wire> Session<'a, S> {
     pub fn new(lent: Lent<'a>, start: Start<S>) -> Session<'a, S> {
         let now = Instant::now();
-        let parking = Parking::new(start.queues, lent.config, now);
+        let parking = Parking::new(start.queues, start.parked_first, lent.config, now);
         Session {
             lent,
             stream: start.stream,
@@ -237,7 +241,8 @@ impl<'a, S: Wire> Session<'a, S> {
         self.lent.sink.begin(self.confirmed);
         let end = self.stream_rows().await.unwrap_or_else(End::Failed);
         let status = self.status_update(false);
-        let received = self.stream.received();
+        // What was parked is in the server's log, too.
+        let received = self.stream.received().max(self.parking.flushed());
         // Of an earlier holder: what it had under way, our signing off would hide.
         let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
         let Session {
@@ -246,7 +251,7 @@ impl<'a, S: Wire> Session<'a, S> {
         if matches!(end, End::Drained(_) | End::Stopped) {
             // What a poison message holds back is not under way.
             let nothing_out = lent.sink.nothing_out();
-            say_goodbye(stream, &status, control, nothing_out && !quiet).await;
+            say_goodbye(stream, &status, control, nothing_out && !quiet || planted!(SignsOffEarly)).await;
         } else {
             // Another relay may take the slot from here on.
             drop((stream, control));
@@ -266,7 +271,8 @@ impl<'a, S: Wire> Session<'a, S> {
         remembered.forget_below(confirmed);
         let remembered = (!matches!(end, End::Failed(Failure::Sink(_)))).then_some(remembered);
         let progressed = confirmed > begun_at;
-        (end, Left { confirmed, received, remembered, progressed })
+        let makes_room = matches!(end, End::RoomAgain);
+        (end, Left { confirmed, received, remembered, progressed, makes_room })
     }
 
     async fn stream_rows(&mut self) -> Result<End, Failure> {

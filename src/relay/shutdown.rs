@@ -10,6 +10,11 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
+    /// Asked for by whoever holds the sender and sets it to true.
+    pub fn when(asked: watch::Receiver<bool>) -> Shutdown {
+        Shutdown { asked }
+    }
+
     /// Listens for SIGTERM and SIGINT from now on. Fails where signals cannot be listened for.
     pub fn on_signals() -> std::io::Result<Shutdown> {
         let (sender, asked) = watch::channel(false);

@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 
-use crate::ack::Remembered;
 use crate::config::Config;
 use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
@@ -17,20 +16,18 @@ use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, T
 use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, Recorder, State as RecordState};
 use crate::postgres::control::{self, Control, Keeping};
 use crate::postgres::error::{ConnectError, ErrorKind};
-use crate::postgres::history::{self, Memory, Seen, Verdict};
+use crate::postgres::history::{Seen, Verdict};
 use crate::postgres::parked::{self, Lot};
 use crate::postgres::slot::{self, SlotFacts};
 use crate::postgres::{Connector, Session, schema};
 use crate::relay::RunOptions;
+use crate::relay::carried::{Carried, Taken};
 use crate::relay::session::{Left, Start};
 use crate::source::connection::Connection;
 use crate::telemetry::State;
 
 /// Shows up in `pg_stat_replication`.
 const APPLICATION_NAME: &str = "walpost";
-/// Requests of an earlier holder that died may still reach the brokers for so long.
-const QUIET: Duration = Duration::from_secs(5);
-
 /// The stream gets no feedback before the record is ours, so the server's own patience is the bound, and a wait for a lock
 /// must not look like a slow start.
 const TAKE_OVER_WITHIN: Duration = Duration::from_secs(10);
@@ -58,14 +55,7 @@ pub struct Starter {
     config: Arc<Config>,
     connector: Connector,
     until_caught_up: bool,
-    /// Names this process in the record, so that it knows its own hand after a reconnect.
-    holder: String,
-    /// Of the history that the last session was on.
-    memory: Option<Memory>,
-    remembered: Remembered,
-    epoch: Option<i64>,
-    /// Another holder of the slot may have requests under way until then. Outlives a session that is cut meanwhile.
-    quiet_until: Option<Instant>,
+    carried: Carried,
     /// To be done once, before the first look.
     prepare: Option<Box<dyn Prepare>>,
     /// The record cannot be kept: said once.
@@ -98,11 +88,7 @@ impl Starter {
             config,
             connector,
             until_caught_up,
-            holder: holder(),
-            memory: None,
-            remembered: Remembered::default(),
-            epoch: None,
-            quiet_until: None,
+            carried: Carried::new(holder()),
             prepare,
             said_no_record: false,
             said_row_filter: false,
@@ -119,16 +105,7 @@ impl Starter {
 
     /// Takes over what a session has left.
     pub fn keep(&mut self, left: Left) {
-        if let Some(memory) = &mut self.memory {
-            memory.confirmed = memory.confirmed.max(left.confirmed);
-            memory.received = memory.received.max(left.received);
-        }
-        match left.remembered {
-            Some(remembered) => self.remembered.merge(remembered),
-            None => self.remembered = Remembered::default(),
-        }
-        self.remembered.forget_below(left.confirmed);
-        self.remembered.shorten(self.config.window.messages.saturating_mul(2));
+        self.carried.keep(left, self.config.window.messages.saturating_mul(2));
     }
 
     /// Looks, judges, takes the slot. Changes nothing in Postgres before the slot is ours, but for what `--setup` makes.
@@ -253,14 +230,14 @@ impl Starter {
         Ok(Seeing { version, identity, table, problem, fingerprint, record, slot })
     }
 
-    fn judge(&self, seeing: &Seeing, kafka_cluster: Option<&str>) -> Verdict {
-        history::judge(&Seen {
+    fn judge(&mut self, seeing: &Seeing, kafka_cluster: Option<&str>) -> Verdict {
+        self.carried.judge(Seen {
             relay: &self.config.name,
             slot_name: &self.config.postgres.slot,
             slot: seeing.slot.as_ref(),
             record: seeing.record.as_ref().and_then(Option::as_ref),
             identity: &seeing.identity,
-            memory: self.memory.as_ref(),
+            memory: None,
             fingerprint: Some(&seeing.fingerprint),
             kafka_cluster_id: kafka_cluster.filter(|id| !id.is_empty()),
         })
@@ -315,18 +292,19 @@ impl Starter {
                 if let (None, Some(id)) = (&record.kafka_cluster_id, kafka_cluster_id) {
                     checkpoint::set_kafka_cluster(&control, &postgres.slot, id).await.map_err(checkpoint_trouble)?;
                 }
-                let remembered = self.memory.as_ref().map_or(Lsn::INVALID, |memory| memory.confirmed);
-                (record.epoch, record.confirmed_lsn.max(remembered))
+                (record.epoch, self.carried.confirmed(record.confirmed_lsn))
             }
             (None, true) => {
-                let remembered = self.memory.as_ref().map_or(slot_at, |memory| memory.confirmed);
-                (self.epoch.unwrap_or_else(unix_seconds), remembered)
+                let confirmed = self.carried.memory().map_or(slot_at, |memory| memory.confirmed);
+                (self.carried.epoch().unwrap_or_else(unix_seconds), confirmed)
             }
             (_, false) if kept => {
                 let begun = checkpoint::begin(&control, beginning()).await.map_err(checkpoint_trouble)?;
                 (begun.epoch, begun.confirmed_lsn)
             }
-            (_, false) => (self.epoch.map_or_else(unix_seconds, |epoch| unix_seconds().max(epoch + 1)), slot_at),
+            (_, false) => {
+                (self.carried.epoch().map_or_else(unix_seconds, |epoch| unix_seconds().max(epoch + 1)), slot_at)
+            }
         };
         match verdict {
             Verdict::NewEpoch { why } => {
@@ -341,26 +319,13 @@ impl Starter {
             ),
             _ => tracing::info!(epoch, from = %confirmed, "streaming goes on after {confirmed}"),
         }
-        if self.epoch != Some(epoch) {
-            self.remembered = Remembered::default();
-        }
-        let quiet = match &record {
-            // A record that begins here has no holder before us. Where none can be kept, nobody can have signed off.
-            None => !kept && self.memory.is_none(),
-            Some(record) if record.state == RecordState::SignedOff => false,
-            Some(record) => record.holder.as_deref() != Some(&self.holder),
-        };
-        // Before we sign on: after that the record no longer tells that somebody else was here.
-        if quiet {
-            self.quiet_until = Some(Instant::now() + QUIET);
-        }
-        self.epoch = Some(epoch);
-        let received = self.memory.take().filter(|_| same_history).map_or(confirmed, |memory| memory.received);
-        self.memory = Some(Memory { confirmed, received, identity: identity.clone() });
+        let (identity, record, now) = (&identity, record.as_ref(), Instant::now());
+        self.carried.begin(&Taken { identity, record, kept, same_history, epoch, confirmed, now });
 
         let keeping = if kept {
             let names = (table.schema.as_str(), table.name.as_str());
-            let recorder = Recorder::new(version, &postgres.publication, names, &postgres.slot, epoch, &self.holder);
+            let recorder =
+                Recorder::new(version, &postgres.publication, names, &postgres.slot, epoch, self.carried.holder());
             // Also so that this commit flushes every one before it, of sessions that do not wait for theirs.
             checkpoint::make_durable(&control).await.map_err(checkpoint_trouble)?;
             recorder.sign_on(&control).await.map_err(checkpoint_trouble)?;
@@ -392,10 +357,11 @@ impl Starter {
             control: Control::start(self.connector.clone(), control, postgres.slot.clone(), table.oid, keeping, lot),
             epoch: epoch.unsigned_abs(),
             confirmed,
-            remembered: self.remembered.clone(),
-            quiet_until: self.quiet_until.filter(|until| Instant::now() < *until),
+            remembered: self.carried.remembered().clone(),
+            quiet_until: self.carried.quiet_until(Instant::now()),
             until: self.until,
             queues,
+            parked_first: self.carried.parked_first(),
         })
     }
 

@@ -57,6 +57,27 @@ impl Mailbox {
         self.woken.notify_one();
     }
 
+    /// A report of success, with the record's offset; negative: it came without one.
+    ///
+    /// librdkafka takes a broker's "out of sequence" for "stored before" where a later batch of the partition was
+    /// acknowledged first. A broker that has just made the partition lets that later batch in, and the record is
+    /// nowhere: it comes back without an offset. A repeat is the lesser harm.
+    pub fn acknowledged(&self, generation: u32, ticket: usize, offset: i64, record: impl FnOnce() -> Record) {
+        if offset >= 0 || planted!(TrustsNoOffset) {
+            return self.put(|inbox| inbox.delivered.push((generation, ticket)));
+        }
+        let report = FailedReport {
+            generation,
+            ticket,
+            code: RDKafkaErrorCode::OutOfOrderSequenceNumber,
+            sentence: Some("it was acknowledged without an offset, so it may not be stored".to_owned()),
+            possibly_persisted: true,
+            inferred: true,
+            record: record(),
+        };
+        self.put(|inbox| inbox.failed.push(report));
+    }
+
     /// All that has come, swapped against `into`, whose vectors are emptied and reused.
     pub fn take(&self, into: &mut Inbox) {
         into.delivered.clear();
@@ -149,23 +170,8 @@ impl ProducerContext for Context {
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: usize) {
         match result {
-            Ok(message) if message.offset() >= 0 => {
-                self.mailbox.put(|inbox| inbox.delivered.push((self.generation, ticket)));
-            }
-            // librdkafka takes a broker's "out of sequence" for "stored before" where a later batch of the partition was
-            // acknowledged first. A broker that has just made the partition lets that later batch in, and the record is
-            // nowhere: it comes back without an offset. A repeat is the lesser harm.
             Ok(message) => {
-                let report = FailedReport {
-                    generation: self.generation,
-                    ticket,
-                    code: RDKafkaErrorCode::OutOfOrderSequenceNumber,
-                    sentence: Some("it was acknowledged without an offset, so it may not be stored".to_owned()),
-                    possibly_persisted: true,
-                    inferred: true,
-                    record: record_of(message),
-                };
-                self.mailbox.put(|inbox| inbox.failed.push(report));
+                self.mailbox.acknowledged(self.generation, ticket, message.offset(), || record_of(message));
             }
             Err((error, message)) => {
                 let report = FailedReport {

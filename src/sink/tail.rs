@@ -87,6 +87,12 @@ impl Tail {
         Tail { known: known.into_boxed_slice(), cut }
     }
 
+    /// One that holds these records: message id and commit LSN.
+    #[cfg(any(test, feature = "simulation"))]
+    pub fn of<'a>(records: impl IntoIterator<Item = (&'a [u8], Lsn)>, cut: Option<Cut>) -> Tail {
+        Tail::new(records.into_iter().map(|(message_id, commit_lsn)| digest(message_id, commit_lsn)).collect(), cut)
+    }
+
     /// Whether the record of this row is there. `message_id` as it stands in the record's header.
     pub fn contains(&self, message_id: &[u8], commit_lsn: Lsn) -> bool {
         self.known.binary_search(&digest(message_id, commit_lsn)).is_ok()

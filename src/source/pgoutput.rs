@@ -12,8 +12,8 @@ use bytes::Bytes;
 use super::{Column, Relation, Value};
 use crate::lsn::Lsn;
 
-#[cfg(test)]
-pub(crate) mod encode;
+#[cfg(any(test, feature = "simulation"))]
+pub mod encode;
 #[cfg(test)]
 mod tests;
 

@@ -5,6 +5,7 @@ use crate::{File, code_lines, files, none, words};
 
 /// The layer of a module, by the longest prefix of its path that is listed.
 const LAYERS: &[(&str, usize)] = &[
+    ("planted", 0),
     ("error_text", 0),
     ("lsn", 0),
     ("names", 0),

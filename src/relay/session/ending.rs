@@ -21,7 +21,9 @@ impl<S: Wire> Session<'_, S> {
             stopped: self.stop.as_ref().map(|stop| (stop.reason.as_str(), stop.remedy.as_str())),
             draining: self.draining_until.is_some(),
             waiting: self.lent.sink.waiting(),
-            rows_wait: !self.tracker.is_idle() && (self.pending.is_some() || self.tracker.in_flight().0 > 0),
+            rows_wait: !self.tracker.is_idle()
+                && (self.pending.is_some() || self.tracker.in_flight().0 > 0)
+                && !planted!(NeverSaysStalled),
             since_delivery: now.saturating_duration_since(self.last_delivery),
             oldest_out: self.lent.sink.oldest_out().map(|(at, topic)| (now.saturating_duration_since(at), topic)),
             kafka_error: error.map(str::to_owned),

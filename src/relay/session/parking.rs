@@ -30,8 +30,12 @@ pub(super) struct Parking {
     under_way_bytes: u64,
     /// Committed: where the row stands, and what the stream must have passed before the row is confirmed.
     unpassed: VecDeque<(Lsn, Lsn)>,
+    /// The newest of them, passed or not.
+    flushed: Lsn,
     work: WorkInHand,
     look_at: Instant,
+    /// Nothing is read before everything has been published or discarded that may be.
+    first: bool,
 }
 
 /// Parked messages that are being published again.
@@ -51,7 +55,7 @@ enum WorkInHand {
 }
 
 impl Parking {
-    pub(super) fn new(queues: Option<Queues>, config: &Config, now: Instant) -> Parking {
+    pub(super) fn new(queues: Option<Queues>, first: bool, config: &Config, now: Instant) -> Parking {
         Parking {
             queues,
             limits: Limits { messages: config.parked.max_rows, bytes: config.parked.max_bytes },
@@ -60,8 +64,10 @@ impl Parking {
             under_way: Vec::new(),
             under_way_bytes: 0,
             unpassed: VecDeque::new(),
+            flushed: Lsn::INVALID,
             work: WorkInHand::None,
             look_at: now,
+            first,
         }
     }
 
@@ -88,12 +94,17 @@ impl Parking {
         self.queues.as_ref().is_some_and(|queues| queues.has_room(self.limits, messages + ordered, bytes))
     }
 
-    /// Over half full, and something may be published from it: that comes before anything new is read.
+    /// What may be published from it comes before anything new is read: where the session before had no more room, else it
+    /// would run into the same wall; and when it is over half full.
     pub(super) fn comes_first(&self) -> bool {
-        let tight = self.queues.as_ref().is_some_and(|queues| {
-            queues.messages() * 2 > self.limits.messages || queues.bytes() * 2 > self.limits.bytes
-        });
-        tight && !matches!(self.work, WorkInHand::None)
+        let Some(queues) = self.queues.as_ref().filter(|queues| !queues.is_empty()) else { return false };
+        let tight = queues.messages() * 2 > self.limits.messages || queues.bytes() * 2 > self.limits.bytes;
+        self.first || tight && !matches!(self.work, WorkInHand::None)
+    }
+
+    /// Up to where the server's log was on disk when a message was last parked.
+    pub(super) fn flushed(&self) -> Lsn {
+        self.flushed
     }
 
     /// What may be confirmed of `watermark`: nothing of a row whose place in the table the stream has not passed.
@@ -215,7 +226,8 @@ impl<S: Wire> Session<'_, S> {
             _ => Vec::new(),
         };
         for ticket in republished {
-            if self.lent.sink.held(ticket).is_some_and(|record| &*record.topic == topic) {
+            let pending = self.pending.as_ref().filter(|(pending, _)| *pending == ticket).map(|(_, record)| record);
+            if self.lent.sink.held(ticket).or(pending).is_some_and(|record| &*record.topic == topic) {
                 self.republishing_failed(ticket, "route", problem);
             }
         }
@@ -266,6 +278,9 @@ impl<S: Wire> Session<'_, S> {
         let (mut asides, mut bytes) = (Vec::new(), 0);
         while let Some((ticket, aside)) = self.parking.outgoing.pop_front() {
             bytes += aside.bytes();
+            if planted!(ConfirmsBeforeItIsParked) {
+                self.tracker.delivered(ticket);
+            }
             self.parking.under_way.push((ticket, aside.position, aside.unit()));
             asides.push(aside);
             if asides.len() >= ORDER_MESSAGES || bytes >= ORDER_BYTES {
@@ -285,11 +300,20 @@ impl<S: Wire> Session<'_, S> {
             self.lent.telemetry.metrics.messages_parked.inc();
         }
         self.parking.under_way_bytes = 0;
+        self.parking.flushed = self.parking.flushed.max(flushed);
         if let Some(queues) = &mut self.parking.queues {
             queues.added(messages, bytes);
         }
         self.rows_since_record = true;
         self.last_delivery = Instant::now();
+        self.show_parked();
+    }
+
+    /// How much the table really holds.
+    pub(super) fn on_parked_size(&mut self, messages: u64, bytes: u64) {
+        if let Some(queues) = &mut self.parking.queues {
+            queues.resize(messages, bytes);
+        }
         self.show_parked();
     }
 

@@ -31,6 +31,9 @@ impl<S: Wire> Session<'_, S> {
             // Nothing more is read: this may be the last word before the process is replaced.
             || self.stop.is_some();
         if ahead > 0 && due {
+            if planted!(ConfirmsBeforeTheRecord) {
+                self.confirmed = watermark;
+            }
             self.recording = Some((watermark, now));
             self.record_asked_at = now;
             self.rows_since_record = false;
@@ -57,6 +60,7 @@ impl<S: Wire> Session<'_, S> {
             Event::RecordGone(text) => return Err(Failure::Record(text)),
             Event::ServerStopping(text) => return Ok(Some(End::ServerStopping(text))),
             Event::Parked { added, flushed } => self.on_parked(added.messages, added.bytes, flushed),
+            Event::ParkedSize(size) => self.on_parked_size(size.messages, size.bytes),
             Event::Work(found) => self.on_work(found, Instant::now()),
             Event::Settled { gone, empty } => self.on_settled(gone.messages, gone.bytes, &empty, Instant::now()),
             Event::Slot(slot) => {

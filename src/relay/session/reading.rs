@@ -17,14 +17,21 @@ const DRAINING_WITHIN: Duration = Duration::from_secs(15);
 impl<S: Wire> Session<'_, S> {
     /// Whether a row may be read now.
     pub(super) fn reading_is_open(&self, now: Instant) -> bool {
-        let window = self.lent.config.window;
-        let stopping = self.draining_until.is_some() && self.transaction.is_none();
+        let within = self.transaction.is_some() && !planted!(StopsInATransaction);
+        let stopping = self.draining_until.is_some() && !within;
         !stopping
             && self.pending.is_none()
             && self.stop.is_none()
-            && !self.parking.comes_first()
+            // What is parked is published between transactions: in the middle of one, reading on is the way there.
+            && (self.transaction.is_some() || !self.parking.comes_first())
             && self.quiet_until.is_none_or(|at| now >= at)
-            && self.tracker.window_messages() < window.messages
+            && self.window_is_open()
+    }
+
+    /// Whether one more record may be out.
+    pub(super) fn window_is_open(&self) -> bool {
+        let window = self.lent.config.window;
+        (self.tracker.window_messages() < window.messages || planted!(ReadsWithoutBound))
             && self.tracker.window_bytes() < window.bytes
     }
 

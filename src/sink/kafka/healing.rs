@@ -153,7 +153,10 @@ impl KafkaSink {
         }
         let mut passing = false;
         let (mut suspects, mut poison) = (false, false);
-        for report in failed {
+        for (index, report) in failed.into_iter().enumerate() {
+            if planted!(LosesTheRestOfADrain) && index > 0 {
+                continue;
+            }
             let alone = self.was_alone(&report);
             let refusal = classify(report.code, alone, report.sentence.as_deref());
             let FailedReport { ticket, code, mut record, .. } = report;
@@ -203,6 +206,7 @@ impl KafkaSink {
 
     pub(super) fn was_alone(&self, report: &FailedReport) -> bool {
         match self.producer.as_ref().map(|producer| producer.kind()) {
+            _ if planted!(BlamesTheBatch) => true,
             Some(Kind::Gapless { batch_size }) => weight(&report.record) >= batch_size,
             Some(Kind::Isolating) => true,
             None => false,

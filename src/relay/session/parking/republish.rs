@@ -32,7 +32,7 @@ impl<S: Wire> Session<'_, S> {
                     self.control.order(Order::Settle(outcome));
                     return;
                 }
-                while self.pending.is_none() && self.transaction.is_none() {
+                while self.pending.is_none() && self.transaction.is_none() && self.window_is_open() {
                     let WorkInHand::Publishing { waiting, out, .. } = &mut self.parking.work else { return };
                     let Some((id, unit, record)) = waiting.pop_front() else { return };
                     let bytes = record.value.as_ref().map_or(0, Bytes::len) + ROW_OVERHEAD;
@@ -50,12 +50,18 @@ impl<S: Wire> Session<'_, S> {
         self.parking.look_at = now + LOOK_EVERY;
         self.parking.work = WorkInHand::None;
         if found.is_empty() {
+            self.parking.first = false;
             return;
         }
         if self.full {
             // It may be in the middle of a transaction, where nothing else can be published: a new session begins with this.
             self.room_again = true;
             return;
+        }
+        if planted!(OpensAKeyEarly)
+            && let Some(queues) = &mut self.parking.queues
+        {
+            found.iter().filter_map(Work::unit).for_each(|unit| queues.open(&unit));
         }
         let mut outcome = Outcome::default();
         let mut waiting = VecDeque::new();
@@ -150,7 +156,10 @@ impl<S: Wire> Session<'_, S> {
         let WorkInHand::Publishing { out, outcome, .. } = &mut self.parking.work else { return false };
         let Some((id, unit)) = out.remove(&ticket) else { return false };
         outcome.failed.push((id, reason.to_owned(), sentence.to_owned()));
-        self.lent.sink.take(ticket);
+        match self.pending.take_if(|(pending, _)| *pending == ticket) {
+            Some(_) => self.lent.sink.pass(ticket),
+            None => drop(self.lent.sink.take(ticket)),
+        }
         self.tracker.delivered(ticket);
         if let Some(unit) = unit {
             self.forget_republishing(&unit);
