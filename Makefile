@@ -1,11 +1,11 @@
 # Two commands do everything on a bare machine: `make demo` and `make test`. What they need: scripts/stack missing.
 .DEFAULT_GOAL := help
-.PHONY: help deps programs build check unit test postgres end-to-end torture torture-short fuzz demo clean
+.PHONY: help deps programs build check unit test postgres end-to-end torture torture-short fuzz simulation demo clean
 
 majors := 14 15 16 17 18
 
 # Tests of the rules and the loop that need no server, beside the unit tests.
-serverless := --test tidy $(if $(wildcard tests/simulation/main.rs),--test simulation)
+serverless := --test tidy
 fuzzed := any_ no_bytes no_text no_request no_file the_watermark_is every_token every_position what_is_printed
 # A test waits for real servers more than it computes; more at once make each other slow on two cores.
 jobs ?= 2
@@ -31,12 +31,13 @@ build: ## the release binary: target/release/walpost
 
 check: ## formatting, lints, unit tests, documentation; no servers
 	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --all-targets --all-features -- -D warnings
 	$(MAKE) --no-print-directory unit
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
 
 unit:
 	cargo test --locked --lib --bins $(serverless)
+	cargo test --locked --features simulation --test simulation
 	cargo test --locked --doc
 
 test: programs unit postgres end-to-end torture-short ## every test, on real servers
@@ -57,6 +58,10 @@ end-to-end:
 cases ?= 1000000
 fuzz: ## the property tests with a million cases each; for the night (cases=N)
 	PROPTEST_CASES=$(cases) cargo test --locked --release --lib -- $(fuzzed)
+
+seeds ?= 1000000
+simulation: ## a million seeds of the simulation; for the night (seeds=N)
+	WALPOST_SIM_SEEDS=$(seeds) cargo test --locked --release --features simulation --test simulation -- --nocapture every_seed
 
 # Two minutes with a fixed seed; it prints the seed.
 torture-short:

@@ -48,10 +48,35 @@ pub enum Bug {
     ConfirmsBeforeItIsParked,
     /// The window does not close.
     ReadsWithoutBound,
-    /// Told to stop, the relay reads no further, in the middle of a transaction.
-    StopsInATransaction,
     /// The state is not asked what the rows do.
     NeverSaysStalled,
+}
+
+impl Bug {
+    pub const ALL: &[Bug] = &[
+        Bug::ConfirmsTheHighest,
+        Bug::ConfirmsAKeepalive,
+        Bug::ConfirmsAnEmptyTransaction,
+        Bug::ConfirmsBeforeTheRecord,
+        Bug::StartsAhead,
+        Bug::RemembersAnotherHistory,
+        Bug::RemembersNothing,
+        Bug::FeedsPastAFailure,
+        Bug::LosesTheRestOfADrain,
+        Bug::ForgetsTheFirstRecord,
+        Bug::TrustsNoOffset,
+        Bug::CountsThePossiblyStored,
+        Bug::BlamesTheBatch,
+        Bug::CountsWhatIsLetGo,
+        Bug::SignsOffEarly,
+        Bug::TakesOverAtOnce,
+        Bug::ReadsNothingBack,
+        Bug::TakesAnythingForTheRow,
+        Bug::OpensAKeyEarly,
+        Bug::ConfirmsBeforeItIsParked,
+        Bug::ReadsWithoutBound,
+        Bug::NeverSaysStalled,
+    ];
 }
 
 thread_local! {

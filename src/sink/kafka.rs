@@ -47,7 +47,6 @@ mod scout;
 #[cfg(test)]
 mod scripted_tests;
 
-use healing::PURGE_EVERY;
 use opened::Opened;
 use read_back::{Look, ReadBack};
 use scout::Scout;
@@ -446,42 +445,6 @@ impl KafkaSink {
     /// No record is with librdkafka.
     pub fn nothing_out(&self) -> bool {
         self.outstanding == 0
-    }
-
-    /// Lets go of everything, because another relay may take the slot: what was not sent is taken back, what was sent gets
-    /// two seconds to be confirmed, then the producer ends. Afterwards nothing is out or held and a fresh producer stands
-    /// ready; tickets start over. Deliveries that still came are added.
-    pub async fn release(&mut self, deliveries: &mut Vec<Delivery>) {
-        let until = Instant::now() + RELEASE_WITHIN;
-        self.mode = Mode::Released;
-        while self.outstanding > 0 && Instant::now() < until && self.producer.is_some() {
-            if let Some(producer) = &self.producer {
-                producer.purge_queue();
-            }
-            self.scout.purge_queue();
-            let _ = tokio::time::timeout(PURGE_EVERY, self.mailbox.woken()).await;
-            self.turn(Instant::now(), deliveries);
-        }
-        self.mode = Mode::Feeding { not_before: None };
-        if planted!(CountsWhatIsLetGo) {
-            let out = self.sent.iter().enumerate().filter(|(_, sent)| matches!(sent.place, Place::Out(_)));
-            deliveries.extend(out.map(|(index, sent)| Delivery::Delivered {
-                ticket: Ticket(self.first_ticket + index),
-                topic: sent.topic,
-                bytes: sent.bytes,
-                publish_latency: Duration::ZERO,
-            }));
-        }
-        self.sent.clear();
-        self.outstanding = 0;
-        self.held.clear();
-        self.failed.clear();
-        self.undecided.clear();
-        self.frozen_at = None;
-        self.isolated_left = 0;
-        self.attempts = 0;
-        self.topics.apply_pending();
-        self.renew(Instant::now());
     }
 }
 

@@ -30,15 +30,19 @@ mod walsender;
 mod world;
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use walpost::planted::Bug;
 
 use run::{Outcome, run};
 use world::Trace;
 
 /// What the usual test run has time for.
-const SEEDS: u64 = 2_000;
+const SEEDS: u64 = 6_000;
+/// Within so many each planted bug is found.
+const SEEDS_FOR_A_BUG: u64 = 4_000;
 const FAILURES_SHOWN: usize = 8;
 
 fn number(name: &str) -> Option<u64> {
@@ -46,17 +50,21 @@ fn number(name: &str) -> Option<u64> {
     Some(text.trim().parse().unwrap_or_else(|error| panic!("{name}={text:?}: {error}")))
 }
 
-/// Runs seeds on all processors, until some have failed. Each seed is a world of its own on one thread.
-fn run_all(from: u64, count: u64, each: impl Fn(u64, Outcome) -> bool + Sync) {
+/// Runs seeds on all processors, until one says that it is enough. Each seed is a world of its own on one thread.
+fn run_all(from: u64, count: u64, bug: Option<Bug>, each: impl Fn(u64, Outcome) -> bool + Sync) {
     let next = AtomicU64::new(from);
+    let enough = AtomicBool::new(false);
     let threads = thread::available_parallelism().map_or(1, |count| count.get());
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                loop {
+                while !enough.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= from + count || !each(seed, run(seed, Trace::Off)) {
+                    if seed >= from + count {
                         return;
+                    }
+                    if !each(seed, run(seed, bug, Trace::Off)) {
+                        enough.store(true, Ordering::Relaxed);
                     }
                 }
             });
@@ -67,15 +75,15 @@ fn run_all(from: u64, count: u64, each: impl Fn(u64, Outcome) -> bool + Sync) {
 #[test]
 fn every_seed_keeps_the_promises() {
     if let Some(seed) = number("WALPOST_SIM_SEED") {
-        let outcome = run(seed, Trace::Print);
-        assert_eq!(outcome.broken, None);
+        show_logs();
+        assert_eq!(run(seed, None, Trace::Print).broken, None);
         return;
     }
     let (from, count) = (number("WALPOST_SIM_FROM").unwrap_or(0), number("WALPOST_SIM_SEEDS").unwrap_or(SEEDS));
     let began = Instant::now();
     let failures = Mutex::new(Vec::new());
     let sum = Mutex::new((0, 0, Duration::ZERO));
-    run_all(from, count, |seed, outcome| {
+    run_all(from, count, None, |seed, outcome| {
         let mut sum = sum.lock().expect("no thread has failed");
         *sum = (sum.0 + outcome.rows, sum.1 + outcome.repeats, sum.2 + outcome.virtual_time);
         let mut failures = failures.lock().expect("no thread has failed");
@@ -92,8 +100,46 @@ fn every_seed_keeps_the_promises() {
     failures.sort();
     for (seed, text) in &failures {
         println!(
-            "seed {seed}: {text}\n  WALPOST_SIM_SEED={seed} cargo test --features simulation --test simulation -- --nocapture"
+            "seed {seed}: {text}\n  WALPOST_SIM_SEED={seed} cargo test --features simulation --test simulation \
+             every_seed -- --nocapture"
         );
     }
     assert!(failures.is_empty(), "a promise is broken");
+}
+
+#[test]
+fn each_planted_bug_is_found() {
+    if number("WALPOST_SIM_SEED").is_some() {
+        return;
+    }
+    let mut missed = Vec::new();
+    for bug in Bug::ALL {
+        let found = Mutex::new(None);
+        run_all(0, SEEDS_FOR_A_BUG, Some(*bug), |seed, outcome| {
+            let Some(text) = outcome.broken else { return true };
+            let mut found = found.lock().expect("no thread has failed");
+            found.get_or_insert((seed, text));
+            false
+        });
+        match found.into_inner().expect("no thread has failed") {
+            Some((seed, text)) => println!("{bug:?} is found by seed {seed}: {text}"),
+            None => missed.push(bug),
+        }
+    }
+    assert!(missed.is_empty(), "not found within {SEEDS_FOR_A_BUG} seeds: {missed:?}");
+}
+
+#[test]
+fn a_seed_runs_again_as_it_ran_before() {
+    for seed in 0..40 {
+        let (once, again) = (run(seed, None, Trace::Keep(Vec::new())), run(seed, None, Trace::Keep(Vec::new())));
+        assert!(once.trace.len() > 10, "seed {seed} does something");
+        assert_eq!(once.trace, again.trace, "seed {seed}");
+    }
+}
+
+/// What the relays log goes between the steps.
+fn show_logs() {
+    let logs = tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).without_time().with_target(false);
+    let _ = logs.with_ansi(false).with_writer(std::io::stdout).try_init();
 }

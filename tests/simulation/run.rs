@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::Instant;
 use walpost::config::OnPoison;
+use walpost::planted::{Bug, plant};
 use walpost::relay::session::Drained;
 use walpost::telemetry::State as Said;
 
@@ -38,8 +39,9 @@ pub struct Outcome {
     pub trace: Vec<String>,
 }
 
-/// Runs one seed. Equal seeds run equally.
-pub fn run(seed: u64, trace: Trace) -> Outcome {
+/// Runs one seed, of relays that have a bug or none. Equal seeds run equally.
+pub fn run(seed: u64, bug: Option<Bug>, trace: Trace) -> Outcome {
+    plant(bug);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async move {
         let world = World::new(seed, trace);

@@ -17,8 +17,7 @@ const DRAINING_WITHIN: Duration = Duration::from_secs(15);
 impl<S: Wire> Session<'_, S> {
     /// Whether a row may be read now.
     pub(super) fn reading_is_open(&self, now: Instant) -> bool {
-        let within = self.transaction.is_some() && !planted!(StopsInATransaction);
-        let stopping = self.draining_until.is_some() && !within;
+        let stopping = self.draining_until.is_some() && self.transaction.is_none();
         !stopping
             && self.pending.is_none()
             && self.stop.is_none()

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A purge may have to be repeated: see [`Produce::purge_queue`].
-pub(super) const PURGE_EVERY: Duration = Duration::from_millis(20);
+const PURGE_EVERY: Duration = Duration::from_millis(20);
 /// Requests that a broker does not answer are given up after this, longer than librdkafka's own socket timeout would need
 /// to notice a dead broker, so that what is in flight on a live one is never cut off.
 const DRAIN_WITHIN: Duration = Duration::from_secs(70);
@@ -228,6 +228,42 @@ impl KafkaSink {
                 self.attempts = self.attempts.saturating_add(1);
             }
         }
+    }
+
+    /// Lets go of everything, because another relay may take the slot: what was not sent is taken back, what was sent gets
+    /// two seconds to be confirmed, then the producer ends. Afterwards nothing is out or held and a fresh producer stands
+    /// ready; tickets start over. Deliveries that still came are added.
+    pub async fn release(&mut self, deliveries: &mut Vec<Delivery>) {
+        let until = Instant::now() + RELEASE_WITHIN;
+        self.mode = Mode::Released;
+        while self.outstanding > 0 && Instant::now() < until && self.producer.is_some() {
+            if let Some(producer) = &self.producer {
+                producer.purge_queue();
+            }
+            self.scout.purge_queue();
+            let _ = tokio::time::timeout(PURGE_EVERY, self.mailbox.woken()).await;
+            self.turn(Instant::now(), deliveries);
+        }
+        self.mode = Mode::Feeding { not_before: None };
+        if planted!(CountsWhatIsLetGo) {
+            let out = self.sent.iter().enumerate().filter(|(_, sent)| matches!(sent.place, Place::Out(_)));
+            deliveries.extend(out.map(|(index, sent)| Delivery::Delivered {
+                ticket: Ticket(self.first_ticket + index),
+                topic: sent.topic,
+                bytes: sent.bytes,
+                publish_latency: Duration::ZERO,
+            }));
+        }
+        self.sent.clear();
+        self.outstanding = 0;
+        self.held.clear();
+        self.failed.clear();
+        self.undecided.clear();
+        self.frozen_at = None;
+        self.isolated_left = 0;
+        self.attempts = 0;
+        self.topics.apply_pending();
+        self.renew(Instant::now());
     }
 
     pub(super) fn watch_silence(&mut self, now: Instant) {

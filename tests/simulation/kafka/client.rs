@@ -151,7 +151,7 @@ impl State {
         }
         let producer = &mut self.kafka.producers[number];
         producer.session = session;
-        let part = producer.parts.entry((topic, partition)).or_insert_with(Part::new);
+        let part = producer.parts.entry((topic, partition)).or_insert_with(Part::fresh);
         part.made += 1;
         part.queue.push_back(Message {
             number: part.made,

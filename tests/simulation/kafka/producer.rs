@@ -73,7 +73,7 @@ pub struct Part {
 }
 
 impl Part {
-    pub fn new() -> Part {
+    pub fn fresh() -> Part {
         Part { base: 1, ..Part::default() }
     }
 }
