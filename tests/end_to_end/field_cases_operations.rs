@@ -78,7 +78,7 @@ fn a_stop_with_both_ends_frozen_ends_in_time() {
     wait_for(seconds(20), "rows in flight", || relay.metric("walpost_in_flight_messages", "").unwrap_or(0.0) >= 20.0);
     postgres.pause();
     relay.sigterm();
-    relay.wait_exit(seconds(20));
+    relay.wait_exit(seconds(40));
     postgres.resume();
     kafka.resume();
     let relay = case.scene.walpost("run").spawn();
