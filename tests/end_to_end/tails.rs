@@ -269,7 +269,9 @@ fn hundreds_of_partitions_are_answered_at_once() {
         let topic = format!("tails.{partitions}");
         kafka.create_topic(&topic, partitions as i32, &[]);
         // The broker goes on making partitions after it has named their leaders.
-        Asking::plain(&kafka).tails(&topic, partitions, 1);
+        wait_for(seconds(60), "partitions that are all there", || {
+            Asking::plain(&kafka).answer(&topic, partitions, 1).tails.is_ok()
+        });
         let (asking, grown) = (Asking::plain(&kafka), Cell::new(0));
         let ask = |what: &str, confirmed: u64| {
             let (tails, took, more) = measured(|| asking.tails(&topic, partitions, confirmed));

@@ -53,7 +53,7 @@ impl Kafka {
         let mut assignment = TopicPartitionList::new();
         for topic in topics {
             for partition in 0..partitions(&consumer, topic) {
-                let (low, high) = consumer.fetch_watermarks(topic, partition, seconds(20)).expect("offsets from Kafka");
+                let (low, high) = watermarks(&consumer, topic, partition);
                 if high > low {
                     assignment.add_partition_offset(topic, partition, Offset::Offset(low)).expect("an offset");
                     ends.insert(((*topic).to_owned(), partition), high);
@@ -80,7 +80,7 @@ impl Kafka {
     pub fn count(&self, topics: &[&str]) -> u64 {
         let consumer: BaseConsumer = self.client_config().create().expect("a consumer");
         let of_partition = |topic: &str, partition| {
-            let (low, high) = consumer.fetch_watermarks(topic, partition, seconds(20)).expect("offsets from Kafka");
+            let (low, high) = watermarks(&consumer, topic, partition);
             (high - low) as u64
         };
         topics.iter().flat_map(|topic| (0..partitions(&consumer, topic)).map(|p| of_partition(topic, p))).sum()
@@ -146,6 +146,11 @@ impl Kafka {
 fn partitions(consumer: &BaseConsumer, topic: &str) -> i32 {
     let metadata = consumer.fetch_metadata(Some(topic), seconds(20)).expect("metadata from Kafka");
     metadata.topics().iter().map(|topic| topic.partitions().len() as i32).sum()
+}
+
+/// Where a partition begins and ends. One that has just been made may have no leader for a moment.
+fn watermarks(consumer: &BaseConsumer, topic: &str, partition: i32) -> (i64, i64) {
+    wait_some(seconds(30), "a partition's leader", || consumer.fetch_watermarks(topic, partition, seconds(10)).ok())
 }
 
 fn seen(message: &impl Message) -> Seen {
