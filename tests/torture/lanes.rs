@@ -284,6 +284,8 @@ fn of_broker(fault: OfBroker, broker: usize) -> Vec<Step> {
             steps.push(act(move |arena| arena.kafka.broker(broker).pause()));
             steps.push(Step::For(lasting));
             steps.push(act(move |arena| arena.kafka.broker(broker).resume()));
+            // What it knows of the replicas is as old as its sleep, until it has heard the others.
+            steps.push(Step::For(seconds(3)));
         }
     }
     // Or the next fault of a broker would leave one in-sync replica, and no promise.

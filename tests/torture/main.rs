@@ -70,6 +70,7 @@ fn torture(seed: u64, duration: Duration, mut arena: Arena, report: &Path) {
     let mut next_at = began;
     let mut plan = Plan::new(seed).peekable();
     while began.elapsed() < duration {
+        assert!(loads.iter().all(Load::is_running), "a writer has failed; it says why above");
         turn(&mut arena, &mut lanes);
         let gap = plan.peek().map_or(TURN, |planned| planned.gap);
         if lanes.has_room() && Instant::now() >= next_at + gap {

@@ -12,6 +12,9 @@ use super::sql::{Sql, explain};
 use super::verify::Expected;
 use super::wait::{pace, seconds, wait_some};
 
+/// A server that was stopped is back by then, or the test is at fault.
+const BACK_WITHIN: Duration = seconds(90);
+
 /// What is to be written; nothing is yet.
 #[derive(Clone)]
 pub struct Workload {
@@ -133,6 +136,11 @@ impl Load {
         self.committed.load(Ordering::Relaxed)
     }
 
+    /// None of its writers has failed, or come to its end.
+    pub fn is_running(&self) -> bool {
+        !self.writers.iter().any(JoinHandle::is_finished)
+    }
+
     /// Ends it and returns what was committed.
     pub fn stop(mut self) -> Vec<Expected> {
         self.stop.store(true, Ordering::Relaxed);
@@ -163,7 +171,7 @@ struct Writer {
 
 impl Writer {
     fn write(mut self) -> Vec<Expected> {
-        let mut sql = Sql::connect(&self.workload.url);
+        let mut sql = wait_some(BACK_WITHIN, "Postgres to take a writer", || Sql::try_connect(&self.workload.url).ok());
         let mut all = Vec::new();
         let interval = self
             .workload
@@ -259,7 +267,7 @@ impl Writer {
         let what = format!("Postgres to take the writers back after: {}", explain(error));
         let (column, name) = (self.workload.table.id_column(), &self.workload.name);
         let query = format!("select 1 from {name} where {column} = '{id}'");
-        wait_some(seconds(90), &what, || {
+        wait_some(BACK_WITHIN, &what, || {
             let sql = Sql::try_connect(&self.workload.url).ok()?;
             let committed = !sql.try_rows(&query).ok()?.is_empty();
             Some((sql, committed))
