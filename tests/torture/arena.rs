@@ -35,8 +35,9 @@ const STANDSTILL_MAX: Duration = seconds(120);
 /// A relay that is frozen, or whose line is, cannot let go: then Postgres waits for its own `wal_sender_timeout`.
 const SHUTDOWN_MAX: Duration = seconds(30);
 
-/// What the documents tell supervisors to allow: `shutdown.timeout`, and ten seconds for the last words.
-const STOP_MAX: Duration = seconds(35);
+/// `shutdown.timeout` is 25 s. The last words after it have bounds of their own, 15 s in all where both ends hang: a status
+/// frame and the end of the stream 5 s each, the record 3 s, requests under way 2 s.
+const STOP_MAX: Duration = seconds(45);
 
 /// A process that is so young may not have come to its `main` yet, and dies of SIGTERM like any other.
 const YOUNG: Duration = seconds(1);
