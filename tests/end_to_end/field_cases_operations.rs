@@ -75,10 +75,10 @@ fn a_stop_with_both_ends_frozen_ends_in_time() {
     case.wait_arrived(&[0]);
     kafka.pause();
     case.insert(1..=20);
-    wait_for(seconds(20), "rows in flight", || relay.metric("walpost_in_flight_messages", "").unwrap_or(0.0) >= 20.0);
+    wait_for(seconds(40), "rows in flight", || relay.metric("walpost_in_flight_messages", "").unwrap_or(0.0) >= 20.0);
     postgres.pause();
     relay.sigterm();
-    relay.wait_exit(seconds(40));
+    relay.wait_exit(seconds(60));
     postgres.resume();
     kafka.resume();
     let relay = case.scene.walpost("run").spawn();

@@ -81,7 +81,7 @@ impl<'a> Case<'a> {
     #[track_caller]
     pub fn wait_contains(&self, numbers: impl IntoIterator<Item = u64>) {
         let wanted: HashSet<u64> = numbers.into_iter().collect();
-        wait_for(seconds(60), "all rows to arrive", || {
+        wait_for(seconds(120), "all rows to arrive", || {
             let there: HashSet<u64> = self.arrived().into_iter().collect();
             wanted.is_subset(&there)
         });
