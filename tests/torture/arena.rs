@@ -23,8 +23,9 @@ const BROKER: [&str; 4] = [
 /// Rows for topics that come into being.
 const NEW_ROWS: u64 = 300;
 
-/// Windows of the relays, in turn: the default, and such that one transaction is larger.
-const WINDOWS: [&str; 3] = ["50000", "300", "3000"];
+/// Settings of the relays, in turn. The window: the default, and such that one transaction is larger. How long records
+/// gather: as by default, and so long that batches get large, which is what a topic's limit can refuse.
+const SETTINGS: [(&str, &str); 3] = [("50000", "1"), ("300", "20"), ("3000", "50")];
 
 /// States that only a person ends: nothing that happens here may lead there.
 const STANDSTILLS: [&str; 4] = ["gap", "lost", "publication_changed", "stopped"];
@@ -70,6 +71,7 @@ pub struct Arena {
     frozen_walsender: Option<i32>,
     altering: Option<JoinHandle<()>>,
     logs: PathBuf,
+    pub read_back: bool,
     looked_at: Instant,
     pub progress: Progress,
 }
@@ -88,8 +90,8 @@ pub struct Progress {
 }
 
 impl Arena {
-    /// `logs`: a folder that outlives the run.
-    pub fn build(logs: PathBuf, mut diary: Diary) -> Arena {
+    /// `logs`: a folder that outlives the run. `read_back`: the relays' setting.
+    pub fn build(logs: PathBuf, mut diary: Diary, read_back: bool) -> Arena {
         diary.note("three brokers and a Postgres are started");
         let kafka = Kafka::builder().brokers(BROKERS).heap("256m").proxied();
         let kafka = BROKER.iter().fold(kafka, |kafka, line| kafka.property(line)).start();
@@ -120,6 +122,7 @@ impl Arena {
             frozen_walsender: None,
             altering: None,
             logs,
+            read_back,
             looked_at: now,
             progress: Progress {
                 moved_at: now,
@@ -132,9 +135,9 @@ impl Arena {
         }
     }
 
-    pub fn create_topics(&mut self, workload: &Workload) {
+    pub fn create_topics(&mut self, workload: &Workload, partitions: i32) {
         for topic in workload.topics() {
-            self.kafka.create_topic(&topic, 6, &[]);
+            self.kafka.create_topic(&topic, partitions, &[]);
             self.topics.push(topic);
         }
     }
@@ -161,7 +164,10 @@ impl Arena {
         let relay = &mut self.relays[index];
         let command = self.scene.walpost("run").env("WALPOST_BROKERS", self.kafka.proxied_bootstrap());
         let command = command.env("WALPOST_DATABASE_URL", self.postgres.url_by(&relay.line, &self.scene.name));
-        relay.process = Some(command.env("WALPOST_WINDOW_MESSAGES", WINDOWS[relay.starts % WINDOWS.len()]).spawn());
+        let (window, linger) = SETTINGS[relay.starts % SETTINGS.len()];
+        let command = command.env("WALPOST_WINDOW_MESSAGES", window).env("WALPOST_KAFKA_LINGER_MS", linger);
+        let command = command.env("WALPOST_READ_BACK", self.read_back.to_string());
+        relay.process = Some(command.spawn());
         (relay.starts, relay.started_at) = (relay.starts + 1, Instant::now());
         self.progress.starts += 1;
         (relay.published, relay.frozen, relay.state) = (0, false, String::new());

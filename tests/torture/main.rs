@@ -2,7 +2,8 @@
 //! another fault, chosen by a seeded source. Afterwards everything heals, the relays catch up unaided, and every row that
 //! was committed is compared with every record that arrived.
 //!
-//! `make torture` runs it (`make torture SEED=7 MINUTES=30`); `make test` runs two minutes of it with a fixed seed. What
+//! `make torture` runs it (`make torture SEED=7 MINUTES=30`); `make test` runs two minutes of it with a fixed seed. With
+//! FAULTS=kills processes die and nothing else happens; with READ_BACK=false the relays do not read the topics back. What
 //! happened is in the folder `torture` of the target directory: `report.md`, `diary.log`, the logs of all processes in
 //! `logs`, and, where rows are not as they must be, `evidence.txt`.
 //!
@@ -25,7 +26,7 @@ use arena::Arena;
 use diary::Diary;
 use kit::{Load, Workload, pace, seconds};
 use lanes::Lanes;
-use plan::Plan;
+use plan::{Mix, Plan};
 
 /// Of the run that belongs to `make test`.
 const SEED: u64 = 20_260_729;
@@ -50,16 +51,20 @@ fn no_row_is_lost_swapped_or_invented_whatever_fails_at_once() {
     let _ = fs::remove_file(folder().join("evidence.txt"));
     fs::create_dir_all(&logs).expect("a folder for the logs");
     let mut diary = Diary::open(&folder().join("diary.log"));
-    diary.note(&format!("SEED={seed} MINUTES={minutes}"));
-    torture(seed, Duration::from_secs_f64(minutes * 60.0), Arena::build(logs, diary), &report);
+    let mix = if setting("FAULTS", "all".to_owned()) == "kills" { Mix::Kills } else { Mix::All };
+    let read_back = setting("READ_BACK", true);
+    diary.note(&format!("SEED={seed} MINUTES={minutes} FAULTS={mix:?} READ_BACK={read_back}"));
+    let arena = Arena::build(logs, diary, read_back);
+    torture(seed, mix, Duration::from_secs_f64(minutes * 60.0), arena, &report);
 }
 
-fn torture(seed: u64, duration: Duration, mut arena: Arena, report: &Path) {
+fn torture(seed: u64, mix: Mix, duration: Duration, mut arena: Arena, report: &Path) {
     // Some 500 rows a second, so that half an hour of them can be kept: many small transactions, a few large ones.
     let small = arena.scene.workload().transactions_per_second(30).filler_bytes(120);
     let large = arena.scene.workload().writers(1).largest_transaction(1_500).transactions_per_second(1);
+    arena.create_topics(&small, 6);
+    arena.create_topics(&large, 2);
     let workloads = [small, large];
-    workloads.iter().for_each(|workload| arena.create_topics(workload));
     (0..2).for_each(|index| arena.start_relay(index));
     kit::wait_for(seconds(60), "a relay that streams", || arena.leader().is_some());
     let loads = workloads.each_ref().map(Workload::start);
@@ -68,7 +73,7 @@ fn torture(seed: u64, duration: Duration, mut arena: Arena, report: &Path) {
     let mut lanes = Lanes::new();
     let began = Instant::now();
     let mut next_at = began;
-    let mut plan = Plan::new(seed).peekable();
+    let mut plan = Plan::new(seed, mix).peekable();
     while began.elapsed() < duration {
         assert!(loads.iter().all(Load::is_running), "a writer has failed; it says why above");
         turn(&mut arena, &mut lanes);
@@ -101,6 +106,8 @@ fn torture(seed: u64, duration: Duration, mut arena: Arena, report: &Path) {
     let (progress, findings) = (&arena.progress, &arena.diary.findings);
     let run = report::Run {
         seed,
+        mix,
+        read_back: arena.read_back,
         tortured,
         healed_in,
         caught_up_in,
@@ -184,7 +191,7 @@ fn counted() -> Vec<(&'static str, usize)> {
 
 fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
     match std::env::var(name) {
-        Ok(value) if !value.is_empty() => value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")),
+        Ok(value) if !value.is_empty() => value.parse().unwrap_or_else(|_| panic!("{name}={value} is not understood")),
         _ => default,
     }
 }

@@ -8,7 +8,7 @@ use crate::kit::{Random, Stop};
 pub const BROKERS: usize = 3;
 
 /// A topic's `max.message.bytes` falls to this at least: below a batch, above every single row of the load.
-pub const LIMIT_BYTES_MIN: u64 = 3_000;
+pub const LIMIT_BYTES_MIN: u64 = 1_500;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -140,20 +140,30 @@ pub struct Planned {
     pub fault: Fault,
 }
 
+/// What is chosen from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    All,
+    /// Processes die, and nothing else happens: as many deaths an hour as the servers come back from.
+    Kills,
+}
+
 pub struct Plan {
     random: Random,
+    mix: Mix,
     chosen: u64,
 }
 
 impl Plan {
-    pub fn new(seed: u64) -> Plan {
-        Plan { random: Random::new(seed), chosen: 0 }
+    pub fn new(seed: u64, mix: Mix) -> Plan {
+        Plan { random: Random::new(seed), mix, chosen: 0 }
     }
 
     /// Every few seconds; one in four right behind the one before; now and then a pause in which all may heal.
     fn gap(&mut self) -> Duration {
         self.chosen += 1;
         match self.random.below(4) {
+            _ if self.mix == Mix::Kills => self.between(500, 4_000),
             _ if self.chosen.is_multiple_of(12) => self.between(12_000, 18_000),
             0 => self.between(0, 300),
             _ => self.between(1_000, 6_000),
@@ -193,15 +203,28 @@ impl Plan {
 
     fn fault(&mut self) -> Fault {
         match self.random.below(100) {
-            0..37 => Fault::Relay(self.of_relay()),
-            37..51 => Fault::Broker(self.broker(), self.of_broker()),
-            51..75 => Fault::Postgres(self.of_postgres()),
-            75..93 => Fault::Line(self.line(), self.of_line()),
-            93..97 => {
+            of if self.mix == Mix::Kills => self.kill(of),
+            0..35 => Fault::Relay(self.of_relay()),
+            35..48 => Fault::Broker(self.broker(), self.of_broker()),
+            48..71 => Fault::Postgres(self.of_postgres()),
+            71..88 => Fault::Line(self.line(), self.of_line()),
+            88..96 => {
                 let bytes = LIMIT_BYTES_MIN + self.random.below(5_000);
-                Fault::LowerLimit { bytes, lasting: self.lasting() }
+                Fault::LowerLimit { bytes, lasting: self.between(5_000, 25_000) }
             }
             _ => Fault::NewTopics,
+        }
+    }
+
+    /// A broker takes the longest to come back, so it is chosen the least.
+    fn kill(&mut self, of: u64) -> Fault {
+        let away = self.between(0, 1_500);
+        match of {
+            0..58 => Fault::Relay(OfRelay::Kill { away }),
+            58..70 => Fault::Relay(OfRelay::KillStandby { away }),
+            70..84 => Fault::Postgres(OfPostgres::Crash),
+            84..93 => Fault::Postgres(OfPostgres::Kill { away }),
+            _ => Fault::Broker(self.broker(), OfBroker::Kill { away }),
         }
     }
 
@@ -253,9 +276,10 @@ impl Iterator for Plan {
 
 #[test]
 fn the_same_seed_chooses_the_same_faults() {
-    let plan = |seed| Plan::new(seed).take(1_000).collect::<Vec<_>>();
+    let plan = |seed| Plan::new(seed, Mix::All).take(1_000).collect::<Vec<_>>();
     assert_eq!(plan(7), plan(7));
     assert_ne!(plan(7), plan(8));
+    assert!(Plan::new(7, Mix::Kills).take(1_000).all(|planned| planned.fault.is_kill()));
     let names: std::collections::BTreeSet<_> = plan(7).iter().map(|planned| planned.fault.name()).collect();
     assert_eq!(names.len(), 22, "{names:?}");
 }
