@@ -3,7 +3,7 @@
 //! was committed is compared with every record that arrived.
 //!
 //! `make torture` runs it (`make torture SEED=7 MINUTES=30`); `make test` runs two minutes of it with a fixed seed. With
-//! FAULTS=kills processes die and nothing else happens; with READ_BACK=false the relays do not read the topics back. What
+//! FAULTS=kills processes die and nothing else happens, with FAULTS=limits the topics' limit falls again and again; with READ_BACK=false the relays do not read the topics back. What
 //! happened is in the folder `torture` of the target directory: `report.md`, `diary.log`, the logs of all processes in
 //! `logs`, and, where rows are not as they must be, `evidence.txt`.
 //!
@@ -51,7 +51,12 @@ fn no_row_is_lost_swapped_or_invented_whatever_fails_at_once() {
     let _ = fs::remove_file(folder().join("evidence.txt"));
     fs::create_dir_all(&logs).expect("a folder for the logs");
     let mut diary = Diary::open(&folder().join("diary.log"));
-    let mix = if setting("FAULTS", "all".to_owned()) == "kills" { Mix::Kills } else { Mix::All };
+    let mix = match setting("FAULTS", "all".to_owned()).as_str() {
+        "all" => Mix::All,
+        "kills" => Mix::Kills,
+        "limits" => Mix::Limits,
+        other => panic!("FAULTS={other} is not understood"),
+    };
     let read_back = setting("READ_BACK", true);
     diary.note(&format!("SEED={seed} MINUTES={minutes} FAULTS={mix:?} READ_BACK={read_back}"));
     let arena = Arena::build(logs, diary, read_back);

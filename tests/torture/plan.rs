@@ -146,6 +146,9 @@ pub enum Mix {
     All,
     /// Processes die, and nothing else happens: as many deaths an hour as the servers come back from.
     Kills,
+    /// The topics' limit falls below what is under way, and then another relay takes over: one that was refused a batch
+    /// makes small ones from then on.
+    Limits,
 }
 
 pub struct Plan {
@@ -164,6 +167,7 @@ impl Plan {
         self.chosen += 1;
         match self.random.below(4) {
             _ if self.mix == Mix::Kills => self.between(500, 4_000),
+            _ if self.mix == Mix::Limits => self.between(2_000, 3_000),
             _ if self.chosen.is_multiple_of(12) => self.between(12_000, 18_000),
             0 => self.between(0, 300),
             _ => self.between(1_000, 6_000),
@@ -204,6 +208,13 @@ impl Plan {
     fn fault(&mut self) -> Fault {
         match self.random.below(100) {
             of if self.mix == Mix::Kills => self.kill(of),
+            _ if self.mix == Mix::Limits && self.chosen.is_multiple_of(2) => {
+                Fault::Relay(OfRelay::Stop { away: Duration::ZERO })
+            }
+            _ if self.mix == Mix::Limits => {
+                let bytes = LIMIT_BYTES_MIN + self.random.below(3_000);
+                Fault::LowerLimit { bytes, lasting: self.between(1_000, 2_000) }
+            }
             0..35 => Fault::Relay(self.of_relay()),
             35..48 => Fault::Broker(self.broker(), self.of_broker()),
             48..71 => Fault::Postgres(self.of_postgres()),

@@ -55,7 +55,12 @@ impl Run<'_> {
         line("walpost", format!("{}, {}", env!("CARGO_PKG_VERSION"), commit()));
         line("servers", format!("Postgres {MAJOR}, three brokers (replication 3, min.insync.replicas 2), two relays"));
         line("read back", if self.read_back { "yes" } else { "no" }.to_owned());
-        line("chosen from", if self.mix == Mix::All { "all faults" } else { "kills alone" }.to_owned());
+        let mix = match self.mix {
+            Mix::All => "all faults",
+            Mix::Kills => "kills alone",
+            Mix::Limits => "falling limits alone",
+        };
+        line("chosen from", mix.to_owned());
         line("tortured for", format!("{:.0} s", self.tortured.as_secs_f64()));
         line("healed after", format!("{:.1} s", self.healed_in.as_secs_f64()));
         let caught_up = self.caught_up_in.map(|took| format!("{:.1} s", took.as_secs_f64()));
