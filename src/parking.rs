@@ -15,6 +15,11 @@ use bytes::Bytes;
 
 use crate::lsn::Lsn;
 use crate::router::Header;
+use crate::source::KeptText;
+
+pub mod reference;
+
+use reference::{KEPT_BYTES_MAX, Lookup};
 
 /// What is kept in order: one key of one topic.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -58,7 +63,7 @@ pub struct Aside {
     pub key: Option<Bytes>,
     pub value: Option<Bytes>,
     pub headers: Vec<Header>,
-    /// The row's columns as a JSON object, where no record could be made of them.
+    /// As JSON: the row's columns where no record could be made of them, or the [`reference`] to the value.
     pub row: Option<String>,
     pub standing: Standing,
 }
@@ -68,6 +73,20 @@ impl Aside {
         Unit::of(self.topic.as_ref()?, self.key.as_ref())
     }
 
+    /// Leaves a value that is too large to be kept where it is, in the outbox: where `lookup` and the message's id tell how
+    /// it is found again.
+    pub fn by_reference(mut self, lookup: Option<&Lookup>) -> Aside {
+        if self.row.is_none()
+            && let (Some(value), Some(id), Some(lookup)) = (&self.value, &self.message_id, lookup)
+            && value.len() > KEPT_BYTES_MAX
+            && let Some(reference) = lookup.payload(id, value.len())
+        {
+            self.row = Some(reference::to_json(&reference).to_string());
+            self.value = None;
+        }
+        self
+    }
+
     /// What it counts against `parked.max_bytes`.
     pub fn bytes(&self) -> u64 {
         let value = self.value.as_ref().map_or(0, Bytes::len);
@@ -75,18 +94,23 @@ impl Aside {
     }
 }
 
+/// What a record's value counts against `parked.max_bytes`: nothing where it stays in the outbox.
+pub fn kept_bytes(value: Option<&Bytes>) -> u64 {
+    value.map(Bytes::len).filter(|bytes| *bytes <= KEPT_BYTES_MAX).unwrap_or(0) as u64
+}
+
 /// The headers of a parked message as JSON: `[[name, value], ...]`, because names may repeat and their order counts.
 pub fn headers_to_json(headers: &[Header]) -> String {
-    let pairs: Vec<(&str, Option<std::borrow::Cow<'_, str>>)> =
-        headers.iter().map(|header| (&*header.name, header.value.as_deref().map(String::from_utf8_lossy))).collect();
+    let pairs: Vec<(&str, KeptText)> =
+        headers.iter().map(|header| (&*header.name, KeptText::of(header.value.as_deref()))).collect();
     serde_json::json!(pairs).to_string()
 }
 
 /// The reverse of [`headers_to_json`]; None for any other text.
 pub fn headers_from_json(json: &str) -> Option<Vec<Header>> {
-    let pairs: Vec<(String, Option<String>)> = serde_json::from_str(json).ok()?;
-    let header = |(name, value): (String, Option<String>)| Header { name: name.into(), value: value.map(Bytes::from) };
-    Some(pairs.into_iter().map(header).collect())
+    let pairs: Vec<(String, KeptText)> = serde_json::from_str(json).ok()?;
+    let header = |(name, value): (String, KeptText)| Some(Header { name: name.into(), value: value.bytes()? });
+    pairs.into_iter().map(header).collect()
 }
 
 /// Which topics and keys have messages set aside, and how much that is.
@@ -245,12 +269,17 @@ mod tests {
 
     #[test]
     fn headers_survive_the_table() {
-        let header = |name: &str, value: Option<&'static str>| Header {
+        let header = |name: &str, value: Option<&'static [u8]>| Header {
             name: name.into(),
-            value: value.map(|value| Bytes::from_static(value.as_bytes())),
+            value: value.map(Bytes::from_static),
         };
-        let headers =
-            vec![header("id", Some("1")), header("x", None), header("x", Some("\"ä\"")), header("", Some(""))];
+        let headers = vec![
+            header("id", Some(b"1")),
+            header("x", None),
+            header("x", Some("\"ä\"".as_bytes())),
+            header("", Some(b"")),
+            header("ascii", Some(b"\xff")),
+        ];
         assert_eq!(headers_from_json(&headers_to_json(&headers)), Some(headers));
         for odd in ["", "{}", "[[1, 2]]", "[[\"a\"]]", "null"] {
             assert_eq!(headers_from_json(odd), None, "{odd}");

@@ -18,9 +18,11 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::config::Config;
 use crate::error_text::ErrorText;
+use crate::lsn::Lsn;
 use crate::postgres::Connector;
-use crate::postgres::error::ErrorKind;
-use crate::relay::session::{Drained, End, Lent, Session};
+use crate::postgres::error::{ErrorKind, StreamError};
+use crate::relay::repeated::{Repeated, Unreadable};
+use crate::relay::session::{Drained, End, Failure, Lent, Session};
 use crate::relay::shutdown::Shutdown;
 use crate::relay::start::{NotNow, Prepare, Starter};
 use crate::router::Router;
@@ -30,6 +32,7 @@ use crate::telemetry::{EndStatus, State, Target, Telemetry, TopicMetrics};
 pub mod carried;
 pub mod condition;
 pub mod dead_letter;
+pub mod repeated;
 pub mod republish;
 pub mod session;
 pub mod shutdown;
@@ -42,6 +45,8 @@ const BLOCKED_EVERY: Duration = Duration::from_secs(5);
 /// is left alone for longer.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 const SERVER_STOPPING: Duration = Duration::from_secs(1);
+/// What the server could not send time after time it will hardly send the next time.
+const UNREADABLE_EVERY: Duration = Duration::from_secs(60);
 const KAFKA_RETRY: Duration = Duration::from_secs(1);
 /// A relay that is to end when caught up gives up on Kafka, or on a slot that is in use, after this.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -83,6 +88,8 @@ pub struct Relay {
     topics: Vec<TopicMetrics>,
     shutdown: Shutdown,
     backoff: ExponentialBackoff,
+    repeated: Repeated,
+    unreadable: Option<Unreadable>,
 }
 
 fn backoff() -> ExponentialBackoff {
@@ -117,6 +124,8 @@ impl Relay {
             topics: Vec::new(),
             shutdown,
             backoff: backoff(),
+            repeated: Repeated::default(),
+            unreadable: None,
         }
     }
 
@@ -150,12 +159,14 @@ impl Relay {
                         router: &mut self.router,
                         topics: &mut self.topics,
                         shutdown: &mut self.shutdown,
+                        unreadable: self.unreadable.as_ref(),
                     };
                     let (end, left) = Session::new(lent, start).run().await;
                     self.telemetry.metrics.leader.set(0);
                     if left.progressed {
                         self.backoff = backoff();
                     }
+                    self.judge_failure(&end, left.progressed, left.confirmed);
                     self.starter.keep(left);
                     match self.after(end)? {
                         Some(pause) => pause,
@@ -288,6 +299,13 @@ impl Relay {
                 self.telemetry.metrics.retry(Target::Postgres, "session");
                 self.telemetry
                     .connected(Target::Postgres, EndStatus { connected: Some(false), error: Some(text.clone()) });
+                if let Some(Unreadable { reason, remedy }) = self.unreadable.clone() {
+                    self.telemetry.set_state(State::Stalled, reason.clone(), remedy.clone());
+                    if self.until_caught_up {
+                        return Err(GaveUp::Decision { text: reason, remedy });
+                    }
+                    return Ok(Some(UNREADABLE_EVERY));
+                }
                 self.telemetry.set_state(State::Starting, text, "nothing: walpost connects again by itself");
                 self.next_pause()
             }
@@ -307,6 +325,21 @@ impl Relay {
                 BLOCKED_EVERY
             }
         }))
+    }
+
+    /// Whether a session ended as those before it did, at a place that the server cannot get past.
+    fn judge_failure(&mut self, end: &End, progressed: bool, confirmed: Lsn) {
+        let error = match end {
+            End::Failed(Failure::Stream(StreamError::Server(error))) => error,
+            _ if progressed => {
+                self.repeated.forget();
+                self.unreadable = None;
+                return;
+            }
+            _ => return,
+        };
+        let (slot, version) = (&self.config.postgres.slot, self.starter.server_version());
+        self.unreadable = self.repeated.failed(error, progressed, confirmed, slot, &version);
     }
 
     fn trouble(&mut self, kind: ErrorKind, text: &str, remedy: &str) {

@@ -260,6 +260,6 @@ fn json_of(message: &Shelved) -> Json {
 fn text_of(bytes: &[u8]) -> Json {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
-        Err(_) => bytes.iter().fold("\\x".to_owned(), |text, byte| text + &format!("{byte:02x}")).into(),
+        Err(_) => format!("\\x{}", hex::encode(bytes)).into(),
     }
 }

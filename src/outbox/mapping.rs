@@ -258,18 +258,7 @@ fn find(relation: &Relation, name: &str) -> Option<Found> {
 
 /// `\x` and pairs of hexadecimal digits.
 fn bytes_of_hex(text: &[u8]) -> Option<Bytes> {
-    let digit = |byte: u8| match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        b'A'..=b'F' => Some(byte - b'A' + 10),
-        _ => None,
-    };
-    let (pairs, []) = text.strip_prefix(b"\\x")?.as_chunks::<2>() else { return None };
-    pairs
-        .iter()
-        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?))
-        .collect::<Option<Vec<u8>>>()
-        .map(Bytes::from)
+    hex::decode(text.strip_prefix(b"\\x")?).ok().map(Bytes::from)
 }
 
 /// The name that somebody who wrote `wanted` may have meant; None where none is like it.

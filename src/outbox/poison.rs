@@ -47,10 +47,12 @@ pub enum PoisonReason {
     TooLarge,
     /// The broker refused the record for what it is.
     InvalidRecord,
+    /// A parked value was left in the outbox because of its size, and is not to be had from there any more.
+    ValueGone,
 }
 
 impl PoisonReason {
-    pub const ALL: [PoisonReason; 10] = [
+    pub const ALL: [PoisonReason; 11] = [
         PoisonReason::NullKey,
         PoisonReason::BadKey,
         PoisonReason::NullPayload,
@@ -61,6 +63,7 @@ impl PoisonReason {
         PoisonReason::ReservedHeader,
         PoisonReason::TooLarge,
         PoisonReason::InvalidRecord,
+        PoisonReason::ValueGone,
     ];
 
     /// The label of the metric.
@@ -76,6 +79,7 @@ impl PoisonReason {
             PoisonReason::ReservedHeader => "reserved_header",
             PoisonReason::TooLarge => "too_large",
             PoisonReason::InvalidRecord => "invalid_record",
+            PoisonReason::ValueGone => "value_gone",
         }
     }
 }

@@ -11,6 +11,8 @@ use crate::names::statement_of;
 use crate::parking::{Aside, Position, Queues, Standing, Unit, headers_from_json, headers_to_json};
 use crate::router::Header;
 
+mod in_table;
+
 /// The version of schema `walpost` that has the table.
 pub const SINCE_VERSION: i32 = 2;
 
@@ -64,6 +66,8 @@ pub struct Work {
     pub value: Option<Bytes>,
     pub headers: Vec<Header>,
     pub row: Option<String>,
+    /// Why a value that stayed in the outbox is not to be had.
+    pub missing: Option<String>,
     pub wish: Wish,
 }
 
@@ -173,7 +177,7 @@ impl Lot {
     }
 
     /// What may be worked on now: all that stands before the first message of its queue that waits for a person, oldest
-    /// first, bounded in number and bytes.
+    /// first, bounded in number and bytes. Values that stayed in the outbox are read from there.
     pub async fn work(&self, client: &Client) -> Result<Vec<Work>, ParkedError> {
         let params: [(&(dyn ToSql + Sync), Type); 4] = [
             (&self.slot, Type::TEXT),
@@ -182,7 +186,12 @@ impl Lot {
             (&WORK_BYTES, Type::INT8),
         ];
         let rows = query(client, "read", include_str!("../../sql/064_parked_actionable.sql"), &params).await?;
-        rows.iter().map(work).collect()
+        let mut works: Vec<Work> = rows.iter().map(work).collect::<Result<_, _>>()?;
+        in_table::shorten(&mut works);
+        for work in works.iter_mut().filter(|work| work.wish == Wish::Publish) {
+            in_table::complete(client, work).await?;
+        }
+        Ok(works)
     }
 
     /// Writes down what has become of messages, and tells which of the queues are empty, all in one transaction.
@@ -239,6 +248,7 @@ fn work(row: &Row) -> Result<Work, ParkedError> {
         value: get::<Option<Vec<u8>>>(row, 7)?.map(Bytes::from),
         headers: headers_from_json(&headers).ok_or(ParkedError::Unreadable { column: "headers", value: headers })?,
         row: get(row, 9)?,
+        missing: None,
         wish: if state == "discard" { Wish::Discard } else { Wish::Publish },
     })
 }

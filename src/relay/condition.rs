@@ -32,6 +32,8 @@ pub struct Facts<'a> {
     pub quiet: bool,
     /// Nothing comes from the server, although it should.
     pub server: Option<Quiet>,
+    /// Reason and remedy of what the server could not send, time after time.
+    pub unreadable: Option<(&'a str, &'a str)>,
 }
 
 /// Why nothing comes from the server.
@@ -74,6 +76,9 @@ pub fn of(facts: &Facts<'_>) -> (State, String, String) {
              log until then"
                 .to_owned(),
         );
+    }
+    if let Some((reason, remedy)) = facts.unreadable {
+        return (State::Stalled, reason.to_owned(), remedy.to_owned());
     }
     if let Some(quiet) = facts.server {
         let (reason, remedy) = match quiet {
@@ -120,6 +125,7 @@ mod tests {
             behind: None,
             quiet: false,
             server: None,
+            unreadable: None,
         }
     }
 
@@ -174,6 +180,12 @@ mod tests {
             assert_eq!(state, State::Stalled);
             assert!(!reason.is_empty() && remedy.contains(word), "{remedy}");
         }
+    }
+
+    #[test]
+    fn what_the_server_cannot_send_is_a_stall_and_not_a_stream() {
+        let (state, reason, remedy) = of(&Facts { unreadable: Some(("why", "what to do")), ..calm() });
+        assert_eq!((state, reason.as_str(), remedy.as_str()), (State::Stalled, "why", "what to do"));
     }
 
     #[test]

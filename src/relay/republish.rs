@@ -12,6 +12,7 @@ use crate::ack::{AckTracker, Ticket};
 use crate::config::{Config, OnPoison, OnRouteError};
 use crate::lsn::Lsn;
 use crate::outbox::row_json;
+use crate::parking::reference::row_to_json;
 use crate::parking::{Standing, Unit};
 use crate::postgres::ConnectError;
 use crate::postgres::parked::ParkedError;
@@ -193,7 +194,13 @@ impl Publishing<'_> {
                 let key = message.as_ref().and_then(|message| message.aggregate_id.clone());
                 let id = message.as_ref().map(|message| String::from_utf8_lossy(&message.message_id).into_owned());
                 let standing = Standing::Parked { reason: reason.to_owned(), error: poison.sentence.clone() };
-                let aside = aside::of_row(topic, key, id, row.to_json(), standing);
+                let aside = aside::of_row(
+                    topic,
+                    key,
+                    id.clone(),
+                    row_to_json(row, self.preparer.lookup.as_ref(), id.as_deref()),
+                    standing,
+                );
                 if let Some(asides) = &mut self.asides {
                     asides.put(self.preparer, aside)?;
                 }

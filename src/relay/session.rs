@@ -21,6 +21,7 @@ use crate::postgres::control::{Control, Event, Order};
 use crate::postgres::dial::Socket;
 use crate::postgres::slot::SlotFacts;
 use crate::relay::condition::{self, Facts, Quiet};
+use crate::relay::repeated::Unreadable;
 use crate::relay::shutdown::Shutdown;
 use crate::router::{Record, Routed, Router, Token};
 use crate::sink::kafka::Busy;
@@ -98,6 +99,8 @@ pub struct Lent<'a> {
     pub router: &'a mut Router,
     pub topics: &'a mut Vec<TopicMetrics>,
     pub shutdown: &'a mut Shutdown,
+    /// What the server could not send in the sessions before, as far as nothing is confirmed.
+    pub unreadable: Option<&'a Unreadable>,
 }
 
 /// Where a session begins.

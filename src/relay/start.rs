@@ -62,6 +62,8 @@ pub struct Starter {
     said_no_record: bool,
     said_row_filter: bool,
     said_no_parking: bool,
+    /// As last seen, in numbers: `170005`.
+    version: Option<u32>,
     /// At the last look; the outer None: not looked at since.
     seen_slot: Option<Option<SlotFacts>>,
     /// End once this is confirmed.
@@ -93,6 +95,7 @@ impl Starter {
             said_no_record: false,
             said_row_filter: false,
             said_no_parking: false,
+            version: None,
             seen_slot: None,
             until: None,
         }
@@ -101,6 +104,11 @@ impl Starter {
     /// The slot as the last look found it, if there was a look since this was last asked.
     pub fn take_seen_slot(&mut self) -> Option<Option<SlotFacts>> {
         self.seen_slot.take()
+    }
+
+    /// Of the server as last seen: `17.5`; empty where none was.
+    pub fn server_version(&self) -> String {
+        self.version.map(|version| format!("{}.{}", version / 10_000, version % 10_000)).unwrap_or_default()
     }
 
     /// Takes over what a session has left.
@@ -169,6 +177,7 @@ impl Starter {
     async fn look(&mut self, client: &Session) -> Result<Seeing, NotNow> {
         let postgres = &self.config.postgres;
         let version = catalog::server_version(client).await.map_err(catalog_trouble)?;
+        self.version = Some(version);
         let identity = catalog::identity(client).await.map_err(catalog_trouble)?;
         if identity.timeline.is_none() {
             return Err(NotNow::Trouble {

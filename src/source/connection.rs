@@ -213,6 +213,11 @@ impl Login for ReplicationLogin<'_> {
             database: entry.address.database.clone(),
         };
         let mut connection = Connection { wire, identity, failure: None };
+        if connection.parameter("server_encoding") == Some("SQL_ASCII") {
+            // Such a database checks no text. Asked for UTF-8 the server would refuse, again and again, to send the first
+            // row that is none; Kafka's values are bytes and take it as it is.
+            connection.wire.query("SET client_encoding = 'SQL_ASCII'").await?;
+        }
         if connection.server_version() >= 170_000 {
             connection.wire.query(NO_TRANSACTION_TIMEOUT).await?;
         }

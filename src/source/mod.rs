@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::lsn::Lsn;
 
@@ -87,16 +88,53 @@ impl Row {
 }
 
 /// Columns as they are kept outside the log: name, type, text.
-type KeptColumn = (String, u32, Option<String>);
+type KeptColumn = (String, u32, KeptText);
+
+/// A text as JSON can hold it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum KeptText {
+    Text(Option<String>),
+    /// Bytes that are no UTF-8, which a database in SQL_ASCII may hold: `{"hex": "ff78"}`.
+    Bytes {
+        hex: String,
+    },
+}
+
+impl KeptText {
+    pub fn of(bytes: Option<&[u8]>) -> KeptText {
+        let Some(bytes) = bytes else { return KeptText::Text(None) };
+        match std::str::from_utf8(bytes) {
+            Ok(text) => KeptText::Text(Some(text.to_owned())),
+            Err(_) => KeptText::Bytes { hex: hex::encode(bytes) },
+        }
+    }
+
+    /// The outer None: no bytes have such a text.
+    pub fn bytes(self) -> Option<Option<Bytes>> {
+        match self {
+            KeptText::Text(text) => Some(text.map(Bytes::from)),
+            KeptText::Bytes { hex } => hex::decode(hex).ok().map(|bytes| Some(bytes.into())),
+        }
+    }
+}
 
 impl Row {
-    /// The columns as JSON, `[[name, type oid, text or null], ...]`: enough to make the row again.
+    /// The columns as JSON, `[[name, type oid, text or null], ...]`: enough to make the row again. A text that is no UTF-8
+    /// stands as [`KeptText::Bytes`].
     pub fn to_json(&self) -> String {
+        self.to_json_but(|_, _| None)
+    }
+
+    /// The same, with something else in the place of some texts.
+    pub fn to_json_but(&self, instead: impl Fn(usize, &[u8]) -> Option<serde_json::Value>) -> String {
         let columns = self.relation.columns.iter().enumerate();
-        let kept: Vec<KeptColumn> = columns
+        let kept: Vec<(&str, u32, serde_json::Value)> = columns
             .map(|(index, column)| {
-                let text = self.text(index).map(|text| String::from_utf8_lossy(&text).into_owned());
-                (column.name.clone(), column.type_oid, text)
+                let text = self.text(index);
+                let kept = text.as_deref().and_then(|text| instead(index, text));
+                let kept = kept.unwrap_or_else(|| serde_json::json!(KeptText::of(text.as_deref())));
+                (column.name.as_str(), column.type_oid, kept)
             })
             .collect();
         serde_json::json!(kept).to_string()
@@ -108,9 +146,9 @@ impl Row {
         let (mut columns, mut values, mut frame) = (Vec::new(), Vec::new(), Vec::new());
         for (name, type_oid, text) in kept {
             columns.push(Column { name, type_oid, key: false });
-            values.push(text.map_or(Value::Null, |text| {
+            values.push(text.bytes()?.map_or(Value::Null, |text| {
                 let start = frame.len();
-                frame.extend_from_slice(text.as_bytes());
+                frame.extend_from_slice(&text);
                 Value::Text(start..frame.len())
             }));
         }
@@ -149,12 +187,14 @@ mod tests {
 
     #[test]
     fn a_row_that_is_kept_outside_the_log_reads_back_as_it_was() {
-        let json = r#"[["id",20,"7"],["payload",17,"\\x00ff"],["empty",25,""],["none",25,null],["ä",25,"\"ü\""]]"#;
+        let json = r#"[["id",20,"7"],["payload",17,"\\x00ff"],["empty",25,""],["none",25,null],["ä",25,"\"ü\""],["ascii",25,{"hex":"ff78"}]]"#;
         let row = Row::from_json(json).unwrap();
         assert_eq!(row.to_json(), json);
         assert_eq!((row.text(0), row.text(2), row.text(3)), (Some("7".into()), Some(Bytes::new()), None));
         assert_eq!(row.relation.columns[1].type_oid, 17);
-        for odd in ["", "{}", "[[1]]", "null", r#"[["a",-1,""]]"#] {
+        assert_eq!(row.text(5), Some(Bytes::from_static(b"\xffx")));
+        let odd = ["", "{}", "[[1]]", "null", r#"[["a",-1,""]]"#, r#"[["a",25,{"hex":"f"}]]"#, r#"[["a",25,{}]]"#];
+        for odd in odd {
             assert!(Row::from_json(odd).is_none(), "{odd}");
         }
     }

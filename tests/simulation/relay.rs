@@ -195,6 +195,7 @@ impl Process {
                         router: &mut self.router,
                         topics: &mut topics,
                         shutdown: &mut self.shutdown,
+                        unreadable: None,
                     };
                     let (end, left) = Session::new(lent, start).run().await;
                     match self.after(end, left, epoch) {

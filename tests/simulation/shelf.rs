@@ -129,6 +129,7 @@ fn work(message: &Shelved) -> Work {
         value: aside.value,
         headers: aside.headers,
         row: aside.row,
+        missing: None,
         wish: if message.wish == Decision::Discard { Wish::Discard } else { Wish::Publish },
     }
 }

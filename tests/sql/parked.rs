@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use walpost::lsn::Lsn;
+use walpost::parking::reference::{self, Reference};
 use walpost::parking::{Aside, Position, Standing, Unit};
 use walpost::postgres::parked::{self, Lot, Outcome, Wish};
 use walpost::router::Header;
@@ -116,5 +117,54 @@ async fn a_queue_is_worked_off_up_to_the_first_message_that_waits_for_a_person()
     empty.sort_by(|one, other| one.key.cmp(&other.key));
     assert_eq!((gone.messages, empty), (5, vec![unit("a"), unit("b")]));
     assert!(lot.load(&place.client).await.unwrap().is_empty());
+    place.clean_up().await;
+}
+
+/// Named after nothing that exists, or not readable, a reference says so and the rest goes on.
+#[tokio::test]
+async fn a_value_by_reference_is_read_from_the_outbox_or_said_to_be_gone() {
+    let place = Place::new("parked_reference").await;
+    let (lot, table) = (lot(&place).await, "outbox_messages");
+    let insert = format!(
+        "INSERT INTO {table} (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', 'k', 'e', '{{\"n\": \"ü\"}}') \
+         RETURNING message_id::text"
+    );
+    let id: String = place.client.query_one(&insert, &[]).await.unwrap().get(0);
+    let reference = |table: &str, column: &str, id: &str| Reference {
+        schema: "public".into(),
+        table: table.into(),
+        column: column.into(),
+        type_oid: 3802,
+        id_column: "message_id".into(),
+        id_type_oid: 2950,
+        id: id.into(),
+        bytes: 10,
+    };
+    let other = "00000000-0000-4000-8000-000000000000";
+    let references = [
+        reference(table, "payload", &id),
+        reference(table, "payload", other),
+        reference(table, "no_such", &id),
+        reference("no_such_table", "payload", &id),
+        Reference { id_type_oid: 1, ..reference(table, "payload", &id) },
+    ];
+    let mut found = Vec::new();
+    for (number, reference) in references.into_iter().enumerate() {
+        let mut by_reference = aside(100 + number as u64, 0, "a", true);
+        by_reference.value = None;
+        by_reference.row = Some(reference::to_json(&reference).to_string());
+        lot.park(&place.client, &[by_reference]).await.unwrap();
+        parked::wish(&place.client, &place.slot, "retry", &[], true).await.unwrap();
+        let work = lot.work(&place.client).await.unwrap();
+        assert_eq!(work.len(), 1, "one value of the table at a time");
+        let done = Outcome { done: vec![work[0].id], ..Outcome::default() };
+        lot.settle(&place.client, &done).await.unwrap();
+        found.push((work[0].value.clone(), work[0].missing.clone().unwrap_or_default()));
+    }
+    assert_eq!(found[0], (Some("{\"n\": \"ü\"}".into()), String::new()));
+    assert!(found[1..].iter().all(|(value, _)| value.is_none()));
+    for (index, word) in [(1, "no row"), (2, "no_such"), (3, "no_such_table"), (4, "type")] {
+        assert!(found[index].1.contains(word), "{}", found[index].1);
+    }
     place.clean_up().await;
 }

@@ -386,7 +386,7 @@ pub fn free_port() -> Result<u16, ServerError> {
 fn password() -> io::Result<Secret> {
     let mut bytes = [0; 16];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(Secret::new(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
+    Ok(Secret::new(hex::encode(bytes)))
 }
 
 fn write_private(path: &Path, text: &str, owner: Option<&Owner>) -> io::Result<()> {

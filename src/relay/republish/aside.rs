@@ -54,6 +54,7 @@ impl<'a> Asides<'a> {
         let Record { topic, key, value, headers, .. } = record;
         let aside =
             Aside { position: self.next, message_id, topic: Some(topic), key, value, headers, row: None, standing };
+        let aside = aside.by_reference(preparer.lookup.as_ref());
         self.put(preparer, aside)
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::outbox::{Field, Mapping, OutboxMessage, Poison};
+use crate::parking::reference::Lookup;
 use crate::parking::{Position, Queues, Unit};
 use crate::postgres::schema::ColumnsError;
 use crate::router::{Origin, Record, Routed, Router};
@@ -82,6 +83,8 @@ pub struct Unsendable {
 pub struct Preparer {
     pub(super) router: Router,
     mapping: Mapping,
+    /// Where a value is found again that is too large to be parked.
+    pub(super) lookup: Option<Lookup>,
     pub(super) origin: Origin,
     id_column: Option<usize>,
     /// None: nothing can be parked.
@@ -92,7 +95,7 @@ pub struct Preparer {
 impl Preparer {
     pub fn new(
         config: &Config,
-        relation: &Relation,
+        relation: &Arc<Relation>,
         origin: Origin,
         parked: Option<Parked>,
     ) -> Result<Preparer, ColumnsError> {
@@ -100,7 +103,8 @@ impl Preparer {
         let mut router = Router::new(config)?;
         router.bind(relation, &mapping)?;
         let id_column = mapping.column(Field::Id);
-        Ok(Preparer { router, mapping, origin, id_column, parked, tally: Tally::default() })
+        let lookup = Lookup::of(relation, &mapping);
+        Ok(Preparer { router, mapping, lookup, origin, id_column, parked, tally: Tally::default() })
     }
 
     /// What becomes of a row. One that is unsendable is not counted.

@@ -30,6 +30,8 @@ impl<S: Wire> Session<'_, S> {
             behind: self.commit_time.filter(|_| !self.tracker.is_idle()).and_then(|at| at.elapsed().ok()),
             quiet: self.quiet_until.is_some(),
             server: self.silence.of(now),
+            unreadable: (self.lent.unreadable.filter(|_| self.confirmed == self.begun_at))
+                .map(|unreadable| (unreadable.reason.as_str(), unreadable.remedy.as_str())),
         };
         if self.tracker.is_idle() {
             self.last_delivery = now;

@@ -6,7 +6,8 @@
 
 use super::*;
 use crate::outbox::{OutboxMessage, PoisonReason, Shown};
-use crate::parking::{Aside, Limits, Position, Queues, Standing, Unit};
+use crate::parking::reference::{Lookup, row_to_json};
+use crate::parking::{Aside, Limits, Position, Queues, Standing, Unit, kept_bytes};
 use crate::postgres::parked::{Outcome, Wish, Work};
 use crate::relay::dead_letter;
 use crate::relay::session::rows::ROW_OVERHEAD;
@@ -140,13 +141,20 @@ impl<S: Wire> Session<'_, S> {
         self.parking.outgoing.push_back((ticket, aside));
     }
 
+    /// Where a value is found again that is too large to be kept.
+    fn lookup(&self) -> Option<Lookup> {
+        self.table.as_ref().and_then(|table| Lookup::of(&table.relation, &table.mapping))
+    }
+
     /// A record with a ticket that is not with the sink any more.
     fn park_record(&mut self, ticket: Ticket, record: Record, standing: Standing) {
         let position = self.tracker.position(ticket).unwrap_or_default();
         let message_id = record.header(&self.lent.config.headers.id);
         let message_id = message_id.map(|value| String::from_utf8_lossy(value).into_owned());
         let Record { topic, key, value, headers, .. } = record;
-        self.park(ticket, Aside { position, message_id, topic: Some(topic), key, value, headers, row: None, standing });
+        let aside = Aside { position, message_id, topic: Some(topic), key, value, headers, row: None, standing };
+        let aside = aside.by_reference(self.lookup().as_ref());
+        self.park(ticket, aside);
     }
 
     /// A record of the stream that waits behind a parked one. False: there is no room for it.
@@ -170,14 +178,15 @@ impl<S: Wire> Session<'_, S> {
         poison: &Poison,
         position: Position,
     ) -> bool {
+        let message_id = message.map(|message| String::from_utf8_lossy(&message.message_id).into_owned());
         let aside = Aside {
             position,
-            message_id: message.map(|message| String::from_utf8_lossy(&message.message_id).into_owned()),
+            row: Some(row_to_json(row, self.lookup().as_ref(), message_id.as_deref())),
+            message_id,
             topic: message.and_then(|message| self.lent.router.topic(message, row).ok()),
             key: message.and_then(|message| message.aggregate_id.clone()),
             value: None,
             headers: Vec::new(),
-            row: Some(row.to_json()),
             standing: Standing::Parked { reason: poison.reason.as_str().to_owned(), error: poison.sentence.clone() },
         };
         if !self.parking.has_room(1, aside.bytes()) {
@@ -333,5 +342,5 @@ fn is_of(record: &Record, unit: &Unit) -> bool {
 }
 
 fn value_bytes(record: &Record) -> u64 {
-    record.value.as_ref().map_or(0, Bytes::len) as u64
+    kept_bytes(record.value.as_ref())
 }

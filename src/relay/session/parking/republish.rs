@@ -102,6 +102,9 @@ impl<S: Wire> Session<'_, S> {
 
     /// The record of a parked message, made anew where none could be made before.
     fn record_of(&mut self, work: Work) -> Result<Record, Poison> {
+        if let Some(why) = work.missing {
+            return Err(Poison::new(PoisonReason::ValueGone, why));
+        }
         let token = Token { epoch: work.epoch, commit_lsn: work.position.commit_lsn, ordinal: work.position.ordinal };
         let mut record = match (&work.row, work.topic, work.value) {
             (Some(columns), _, None) if work.headers.is_empty() => self.route_again(columns, token)?,
