@@ -34,6 +34,10 @@ pub enum Bug {
     BlamesTheBatch,
     /// What Kafka does not confirm in time counts as delivered when the session ends.
     CountsWhatIsLetGo,
+    /// A relay that is told to stop does so in the middle of a transaction, and says that nothing will repeat.
+    StopsInATransaction,
+    /// What was delivered before a reconnect, and not confirmed since, is left to the next process to repeat.
+    StopsBeforeWhatItRemembers,
     /// The slot's next holder is told not to wait, although requests are under way.
     SignsOffEarly,
     /// A relay that takes the slot over does not wait for the requests of its last holder.
@@ -68,6 +72,8 @@ impl Bug {
         Bug::CountsThePossiblyStored,
         Bug::BlamesTheBatch,
         Bug::CountsWhatIsLetGo,
+        Bug::StopsInATransaction,
+        Bug::StopsBeforeWhatItRemembers,
         Bug::SignsOffEarly,
         Bug::TakesOverAtOnce,
         Bug::ReadsNothingBack,

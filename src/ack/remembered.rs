@@ -54,6 +54,11 @@ impl Remembered {
         });
     }
 
+    /// Whether some of it, delivered and not confirmed, comes again to one who has read up to `position`.
+    pub fn awaits(&self, position: Lsn) -> bool {
+        position < self.watermark || self.transactions.last_key_value().is_some_and(|(last, _)| *last >= position)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.transactions.is_empty()
     }

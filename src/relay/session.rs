@@ -163,6 +163,8 @@ pub struct Session<'a, S = Socket> {
     epoch: u64,
     table: Option<Table>,
     transaction: Option<Transaction>,
+    /// The end of what was read: the last commit, or a later position that the server told of.
+    read_to: Lsn,
     /// Read, and not taken by the sink yet. While there is one, nothing is read.
     pending: Option<(Ticket, Record)>,
     stop: Option<Stop>,
@@ -211,6 +213,7 @@ impl<'a, S: Wire> Session<'a, S> {
             epoch: start.epoch,
             table: None,
             transaction: None,
+            read_to: start.confirmed,
             pending: None,
             stop: None,
             parking,

@@ -89,3 +89,29 @@ fn a_stop_at_a_poison_message_leaves_nothing_to_repeat() {
     scene.walpost("run --until-caught-up").env("WALPOST_ON_POISON", "skip").succeeds(seconds(40));
     kafka.verify(&workload, &expected).assert_exactly_once();
 }
+
+/// What was parked a moment ago is confirmed only once the stream has passed its place in the table, and so is all that was
+/// delivered behind it: a relay that is told to stop just then reads on to there.
+#[test]
+fn a_stop_right_after_a_message_was_parked() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let scene = Scene::new(&postgres, kafka, Table::Walpost);
+    let (workload, mut expected) = (scene.workload().rows(50), Vec::new());
+    let walpost = |arguments: &str| scene.walpost(arguments).env("WALPOST_READ_BACK", "false");
+    for round in 1..=5 {
+        // All before the relay starts: so the place in the table comes behind everything in the log.
+        scene.sql().execute(
+            "insert into outbox_messages (aggregate_type, aggregate_id, event_type, topic, payload)
+             values ('a', 'b', 'Broken', 'not a topic', '{}')",
+        );
+        expected.extend(workload.run());
+        let relay = walpost("run").spawn();
+        relay.wait_published(50, seconds(40));
+        relay.stop();
+        assert!(relay.log().contains("nothing will repeat"), "{}", relay.log_tail());
+        let parked = scene.sql().number("select count(*) from walpost.parked_messages");
+        assert_eq!(parked, round);
+    }
+    walpost("run --until-caught-up").succeeds(seconds(40));
+    kafka.verify(&workload, &expected).assert_exactly_once();
+}

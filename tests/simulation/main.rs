@@ -40,9 +40,9 @@ use run::{Outcome, run};
 use world::Trace;
 
 /// What the usual test run has time for.
-const SEEDS: u64 = 6_000;
+const SEEDS: u64 = 40_000;
 /// Within so many each planted bug is found.
-const SEEDS_FOR_A_BUG: u64 = 4_000;
+const SEEDS_FOR_A_BUG: u64 = 20_000;
 const FAILURES_SHOWN: usize = 8;
 
 fn number(name: &str) -> Option<u64> {

@@ -241,6 +241,9 @@ impl Process {
             let state = &mut *state;
             match &end {
                 End::Drained(Drained { confirmed: true, .. }) => {
+                    if left.remembered.as_ref().is_some_and(|remembered| remembered.awaits(left.confirmed)) {
+                        state.violated(format!("relay {number} ended in order, and what it has delivered comes again"));
+                    }
                     state.ledger.close(&state.log, left.confirmed, epoch);
                 }
                 End::Failed(Failure::Decode(error)) => state.violated(format!("relay {number} cannot read: {error}")),

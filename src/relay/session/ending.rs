@@ -97,7 +97,7 @@ impl<S: Wire> Session<'_, S> {
         }
         let deadline = self.draining_until?;
         let settled =
-            self.transaction.is_none() && self.tracker.is_idle() && self.pending.is_none() && self.parking.is_idle();
+            self.may_stop_here() && self.tracker.is_idle() && self.pending.is_none() && self.parking.is_idle();
         let recorded = self.recording.is_none() && self.confirmable() <= self.confirmed;
         if settled && recorded {
             return Some(End::Drained(Drained { undelivered: 0, confirmed: true, stopped: false }));

@@ -108,6 +108,11 @@ impl Parking {
         self.flushed
     }
 
+    /// The stream has passed every commit that set a message aside.
+    pub(super) fn is_passed(&self, received: Lsn) -> bool {
+        self.unpassed.iter().all(|(_, flushed)| *flushed <= received)
+    }
+
     /// What may be confirmed of `watermark`: nothing of a row whose place in the table the stream has not passed.
     fn confirmable(&mut self, watermark: Lsn, received: Lsn) -> Lsn {
         self.unpassed.retain(|(_, flushed)| *flushed > received);

@@ -17,7 +17,7 @@ const DRAINING_WITHIN: Duration = Duration::from_secs(15);
 impl<S: Wire> Session<'_, S> {
     /// Whether a row may be read now.
     pub(super) fn reading_is_open(&self, now: Instant) -> bool {
-        let stopping = self.draining_until.is_some() && self.transaction.is_none();
+        let stopping = self.draining_until.is_some() && self.may_stop_here();
         !stopping
             && self.pending.is_none()
             && self.stop.is_none()
@@ -25,6 +25,15 @@ impl<S: Wire> Session<'_, S> {
             && (self.transaction.is_some() || !self.parking.comes_first())
             && self.quiet_until.is_none_or(|at| now >= at)
             && self.window_is_open()
+    }
+
+    /// Whether nothing that was delivered would come again to a relay that goes on from here, once all that was read is
+    /// confirmed: not in the middle of a transaction, nor before what was delivered in a session that was cut, nor before
+    /// what was parked can be confirmed.
+    pub(super) fn may_stop_here(&self) -> bool {
+        self.parking.is_passed(self.stream.received())
+            && (self.transaction.is_none() || planted!(StopsInATransaction))
+            && (!self.remembered.awaits(self.read_to) || planted!(StopsBeforeWhatItRemembers))
     }
 
     /// Whether one more record may be out.
@@ -53,6 +62,9 @@ impl<S: Wire> Session<'_, S> {
                     }
                 }
                 Some(Frame::PrimaryKeepalive { wal_end, sent, reply_requested }) => {
+                    if self.transaction.is_none() {
+                        self.read_to = self.read_to.max(wal_end);
+                    }
                     self.lent.telemetry.metrics.clock_skew.set(seconds_ahead(sent));
                     self.tracker.keepalive(wal_end);
                     if reply_requested {
@@ -74,6 +86,7 @@ impl<S: Wire> Session<'_, S> {
             SourceEvent::Row(row) => self.on_row(&row, now),
             SourceEvent::Commit { end_lsn, .. } => {
                 self.transaction = None;
+                self.read_to = self.read_to.max(end_lsn);
                 self.tracker.commit(end_lsn);
             }
             SourceEvent::Keepalive { wal_end, .. } => self.tracker.keepalive(wal_end),
