@@ -78,7 +78,8 @@ pub struct Arena {
 
 /// What was seen of the relays over the whole run.
 pub struct Progress {
-    moved_at: Instant,
+    /// The last delivery that was seen.
+    pub moved_at: Instant,
     /// The longest time without a delivery, and when it ended.
     pub standstill: (Duration, Instant),
     pub memory_peak: u64,

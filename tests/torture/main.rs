@@ -35,6 +35,12 @@ const MINUTES: f64 = 2.0;
 /// Between two turns of everything that is going on.
 const TURN: Duration = Duration::from_millis(50);
 
+/// Faults nearer to each other than this strike together.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+/// For rows to flow again after a kill; then the next one comes all the same.
+const FLOWS_WITHIN: Duration = seconds(45);
+
 /// For what is broken to heal, once no more is broken: a broker has to come back and to copy what it missed.
 const HEAL_WITHIN: Duration = seconds(300);
 
@@ -83,7 +89,9 @@ fn torture(seed: u64, mix: Mix, duration: Duration, mut arena: Arena, report: &P
         assert!(loads.iter().all(Load::is_running), "a writer has failed; it says why above");
         turn(&mut arena, &mut lanes);
         let gap = plan.peek().map_or(TURN, |planned| planned.gap);
-        if lanes.has_room() && Instant::now() >= next_at + gap {
+        // A relay that is killed before it has delivered anything shows nothing.
+        let flows = mix != Mix::Kills || gap < AT_ONCE || arena.progress.moved_at > next_at;
+        if lanes.has_room() && Instant::now() >= next_at + gap && (flows || next_at.elapsed() > FLOWS_WITHIN) {
             next_at = Instant::now();
             lanes.choose(plan.next().expect("a plan without an end").fault);
         }

@@ -144,7 +144,7 @@ pub struct Planned {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
     All,
-    /// Processes die, and nothing else happens: as many deaths an hour as the servers come back from.
+    /// Processes die, one or several at once, as soon as rows flow again after those before; and nothing else happens.
     Kills,
     /// The topics' limit falls below what is under way, and then another relay takes over: one that was refused a batch
     /// makes small ones from then on.
@@ -166,7 +166,8 @@ impl Plan {
     fn gap(&mut self) -> Duration {
         self.chosen += 1;
         match self.random.below(4) {
-            _ if self.mix == Mix::Kills => self.between(500, 4_000),
+            0..2 if self.mix == Mix::Kills => self.between(0, 300),
+            _ if self.mix == Mix::Kills => self.between(500, 2_500),
             _ if self.mix == Mix::Limits => self.between(2_000, 3_000),
             _ if self.chosen.is_multiple_of(12) => self.between(12_000, 18_000),
             0 => self.between(0, 300),
@@ -231,10 +232,10 @@ impl Plan {
     fn kill(&mut self, of: u64) -> Fault {
         let away = self.between(0, 1_500);
         match of {
-            0..58 => Fault::Relay(OfRelay::Kill { away }),
-            58..70 => Fault::Relay(OfRelay::KillStandby { away }),
-            70..84 => Fault::Postgres(OfPostgres::Crash),
-            84..93 => Fault::Postgres(OfPostgres::Kill { away }),
+            0..50 => Fault::Relay(OfRelay::Kill { away }),
+            50..62 => Fault::Relay(OfRelay::KillStandby { away }),
+            62..82 => Fault::Postgres(OfPostgres::Crash),
+            82..93 => Fault::Postgres(OfPostgres::Kill { away }),
             _ => Fault::Broker(self.broker(), OfBroker::Kill { away }),
         }
     }
