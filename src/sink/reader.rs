@@ -11,9 +11,11 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::sync::mpsc;
+
+use crate::sink::tail::headers::Headers;
 
 /// Records that wait for whoever reads; beyond it the thread waits.
 const QUEUE_RECORDS: usize = 1_000;
@@ -189,9 +191,9 @@ fn passes(error: &KafkaError) -> bool {
 }
 
 fn arrival(message: &BorrowedMessage<'_>) -> Arrival {
-    let headers = message.headers().map_or_else(Vec::new, |headers| {
-        headers.iter().map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec))).collect()
-    });
+    let headers = Headers::of(message)
+        .map(|(name, value)| (String::from_utf8_lossy(name).into_owned(), value.map(<[u8]>::to_vec)))
+        .collect();
     Arrival {
         topic: message.topic().to_owned(),
         partition: message.partition(),

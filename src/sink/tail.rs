@@ -37,7 +37,7 @@ use crate::sink::properties;
 mod backwards;
 mod client;
 mod ends;
-mod headers;
+pub(super) mod headers;
 mod listener;
 mod own;
 #[cfg(test)]

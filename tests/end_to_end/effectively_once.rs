@@ -94,3 +94,75 @@ fn partitions_that_were_added_cost_repeats_and_no_row() {
     let report = kafka.verify(&workload, &expected);
     assert!(report.lost.is_empty() && report.invented.is_empty(), "{report}");
 }
+
+/// What was sent under another topic's name is not there under the new one: it comes there, every row and in order.
+#[test]
+fn a_route_that_changes_between_send_and_restart_costs_repeats_and_no_row() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let scene = Scene::new(&postgres, kafka, Table::Walpost);
+    let [before, after] = ["before", "after"].map(|name| format!("{name}-{}", scene.name));
+    let sql = scene.sql();
+    let insert = |from: u64| {
+        sql.execute(&format!(
+            "insert into outbox_messages (aggregate_type, aggregate_id, event_type, payload)
+             select 'a', 'k', 'e', jsonb_build_object('n', n) from generate_series({from}, {from} + 49) n"
+        ));
+    };
+    let numbers = |topic: &str| -> Vec<u64> {
+        let number = |record: &Seen| {
+            let value: serde_json::Value = serde_json::from_slice(record.value.as_deref()?).ok()?;
+            value["n"].as_u64()
+        };
+        kafka.read(&[topic]).iter().map(|record| number(record).expect("a number")).collect()
+    };
+    let run = |topic: &str| {
+        kafka.create_topic(topic, 1, &[]);
+        scene.walpost("run").arg("--topic").arg(topic).spawn()
+    };
+    let relay = run(&before);
+    insert(1);
+    relay.wait_published(50, seconds(40));
+    scene.wait_slot_follows(seconds(20));
+    let holder = scene.sql();
+    holder.execute("begin");
+    holder.execute("select from walpost.checkpoint for update");
+    insert(51);
+    relay.wait_published(100, seconds(40));
+    relay.kill9();
+    holder.execute("rollback");
+    insert(101);
+    let relay = run(&after);
+    wait_for(seconds(40), "the last row under its new name", || numbers(&after).last() == Some(&150));
+    relay.stop();
+    assert_eq!(numbers(&before), Vec::from_iter(1..=100));
+    let there = numbers(&after);
+    assert!(there == Vec::from_iter(51..=150) || there == Vec::from_iter(1..=150), "{there:?}");
+}
+
+/// Two relays with slots of their own, one table and one topic: what one has written is the same row to the other. Whoever is
+/// killed, each row comes, and first arrivals are in order.
+#[test]
+fn two_slots_that_publish_to_one_topic_lose_and_swap_nothing() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let scene = Scene::new(&postgres, kafka, Table::Walpost);
+    let second = format!("{}_second", scene.name);
+    scene.walpost("setup").slot(&second).succeeds(seconds(30));
+    let workload = scene.workload().transactions_per_second(40);
+    let load = workload.start();
+    let mut relays = [&scene.name, &second].map(|slot| scene.walpost("run").slot(slot).spawn());
+    for round in 0..6 {
+        let slot = [&scene.name, &second][round % 2];
+        relays[round % 2].wait_published(100, seconds(60));
+        relays[round % 2].kill9();
+        relays[round % 2] = scene.walpost("run").slot(slot).spawn();
+    }
+    let expected = load.stop();
+    kafka.wait_arrived(&workload, &expected, seconds(60));
+    for (relay, slot) in relays.iter().zip([&scene.name, &second]) {
+        relay.stop();
+        scene.walpost("run --until-caught-up").slot(slot).succeeds(seconds(60));
+    }
+    let report = kafka.verify(&workload, &expected);
+    report.assert_at_least_once();
+    println!("{} rows, {} records", expected.len(), report.seen);
+}
