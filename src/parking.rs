@@ -156,10 +156,13 @@ impl Queues {
 
     /// A message of the unit is about to be set aside: everything behind it waits from now on.
     pub fn hold(&mut self, unit: Unit, position: Position) {
-        let head = self.heads.entry(unit).or_insert(Some(position));
-        if let Some(head) = head {
-            *head = (*head).min(position);
+        if let Some(head) = self.heads.get_mut(&unit) {
+            *head = head.map(|head| head.min(position));
+            return;
         }
+        // The key may be a slice of the frame that its row came in, which could be huge, and stays for as long as the queue.
+        let unit = Unit { topic: unit.topic, key: Bytes::copy_from_slice(&unit.key) };
+        self.heads.insert(unit, Some(position));
     }
 
     /// The table has no message of the unit any more: rows flow again.
@@ -227,6 +230,17 @@ mod tests {
         assert!(!queues.holds(&"payments".into(), Some(&Bytes::from_static(b"a")), at(200, 0)));
         queues.open(&unit("a"));
         assert!(!holds(&queues, "a", at(200, 0)));
+    }
+
+    #[test]
+    fn a_queue_does_not_keep_the_frame_of_its_row() {
+        let frame = Bytes::from(vec![b'x'; 1_000]);
+        let mut queues = Queues::default();
+        for ordinal in 0..2 {
+            queues.hold(Unit { topic: "orders".into(), key: frame.slice(0..3) }, at(100, ordinal));
+        }
+        assert!(frame.is_unique());
+        assert_eq!(queues.units(), 1);
     }
 
     #[test]

@@ -127,3 +127,29 @@ fn a_row_that_the_server_cannot_send_is_named_and_its_remedy_works() {
     let expected = [vec![1], vec![2], vec![3]];
     assert!(values == expected || values == [&expected[..1], &expected[..]].concat(), "{values:?}");
 }
+
+/// The largest text that the server can send still passes through: nothing is lost, nothing else is held up, and memory is
+/// bounded by that one row.
+#[test]
+fn a_row_of_nine_hundred_megabytes_is_parked_and_all_others_flow() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let case = Case::without_setup(&postgres, kafka);
+    case.sql.execute("alter table outbox_messages alter payload type text");
+    case.scene.walpost("setup").succeeds(seconds(30));
+    case.insert([1]);
+    case.sql.execute(&format!(
+        "insert into outbox_messages (aggregate_type, aggregate_id, event_type, topic, payload)
+         values ('a', 'huge', 'e', '{}', repeat('x', 900000000))",
+        case.topic
+    ));
+    case.insert([2]);
+    let relay = case.scene.walpost("run").spawn();
+    case.wait_arrived(&[1, 2]);
+    assert_eq!(listed(&case).len(), 1);
+    case.scene.wait_slot_follows(seconds(30));
+    let memory = relay.memory().expect("a running relay");
+    println!("peak {} MB", memory.peak / 1_000_000);
+    assert!(memory.peak < 1_200_000_000, "peak of resident memory: {} MB", memory.peak / 1_000_000);
+    wait_for(seconds(30), "memory to be given back", || relay.memory().is_some_and(|memory| memory.now < 200_000_000));
+    relay.stop();
+}
