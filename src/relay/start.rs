@@ -122,7 +122,20 @@ impl Starter {
             return Err(NotNow::Standby { holder });
         }
 
-        let replication = Connection::connect(&self.connector, APPLICATION_NAME).await.map_err(connect)?;
+        let mut replication = Connection::connect(&self.connector, APPLICATION_NAME).await.map_err(connect)?;
+        let system = replication.identify_system().await.map_err(connect)?;
+        if (&system.system_identifier, Some(system.timeline))
+            != (&seeing.identity.system_identifier, seeing.identity.timeline)
+        {
+            // What was judged is not what would be read.
+            return Err(NotNow::Trouble {
+                kind: ErrorKind::Other,
+                text: format!("two connections to {} reached two servers", self.connector.describe()),
+                remedy: "nothing after a failover, walpost tries again; else list only hosts of one cluster, with \
+                         target_session_attrs=read-write"
+                    .to_owned(),
+            });
+        }
         let postgres = &self.config.postgres;
         let stream = match replication.start_replication(&postgres.slot, &postgres.publication, from).await {
             Ok(stream) => stream,
@@ -354,7 +367,15 @@ impl Starter {
         }
         Ok(Start {
             stream,
-            control: Control::start(self.connector.clone(), control, postgres.slot.clone(), table.oid, keeping, lot),
+            control: Control::start(
+                self.connector.clone(),
+                control,
+                postgres.slot.clone(),
+                identity.clone(),
+                table.oid,
+                keeping,
+                lot,
+            ),
             epoch: epoch.unsigned_abs(),
             confirmed,
             remembered: self.carried.remembered().clone(),

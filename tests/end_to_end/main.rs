@@ -13,6 +13,7 @@ mod field_cases_publication;
 mod field_cases_slot;
 mod field_cases_values;
 mod first_errors;
+mod history_fork;
 mod idle_slot_advances;
 mod kafka_outage;
 mod kit;
