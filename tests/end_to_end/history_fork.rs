@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use crate::kit::*;
 
 mod by_hand;
+mod upgrade;
 
 /// How the relay lives through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +133,11 @@ impl<'a> Fork<'a> {
     }
 }
 
+/// The first one, or all of them where `WALPOST_TEST_HISTORIES=all`: each takes some seconds.
+fn forms<T>(all: &[T]) -> &[T] {
+    if std::env::var("WALPOST_TEST_HISTORIES").is_ok_and(|which| which == "all") { all } else { &all[..1] }
+}
+
 fn promote(postgres: &Postgres) {
     assert!(postgres.sql("postgres").is_true("select pg_promote(true, 30)"));
 }
@@ -173,7 +179,7 @@ fn failover<'a>(major: u32, how: Relay, slot_too: bool) -> (Fork<'a>, Postgres) 
 
 #[test]
 fn a_promoted_standby_with_the_slot() {
-    for (major, how) in [(17, Relay::Late), (18, Relay::Watching), (18, Relay::Restarted)] {
+    for &(major, how) in forms(&[(17, Relay::Late), (18, Relay::Watching), (18, Relay::Restarted)]) {
         let (mut fork, new) = failover(major, how, true);
         let last = fork.outgrow(&new, 21);
         fork.assert_survived(last);
@@ -184,7 +190,7 @@ fn a_promoted_standby_with_the_slot() {
 
 #[test]
 fn a_promoted_standby_without_the_slot_is_healed() {
-    for (major, how) in [(14, Relay::Watching), (16, Relay::Restarted)] {
+    for &(major, how) in forms(&[(14, Relay::Watching), (16, Relay::Restarted)]) {
         let (mut fork, new) = failover(major, how, false);
         let last = fork.outgrow(&new, 21);
         fork.relay().wait_state("lost", seconds(60));
@@ -218,7 +224,7 @@ fn point_in_time<'a>(major: u32, how: Relay, slots_too: bool) -> (Fork<'a>, Post
 
 #[test]
 fn a_restore_to_a_point_in_time_is_healed() {
-    for (major, how) in [(15, Relay::Restarted), (17, Relay::Watching)] {
+    for &(major, how) in forms(&[(15, Relay::Restarted), (17, Relay::Watching)]) {
         let (mut fork, new) = point_in_time(major, how, false);
         let last = fork.outgrow(&new, 21);
         fork.relay().wait_state("lost", seconds(60));
@@ -231,7 +237,7 @@ fn a_restore_to_a_point_in_time_is_healed() {
 /// As with a volume's snapshot: the slot is there, as old as the snapshot.
 #[test]
 fn a_restore_to_a_point_in_time_that_has_the_slot() {
-    for (major, how) in [(14, Relay::Late), (16, Relay::Watching), (18, Relay::Restarted)] {
+    for &(major, how) in forms(&[(14, Relay::Late), (16, Relay::Watching), (18, Relay::Restarted)]) {
         let (mut fork, new) = point_in_time(major, how, true);
         let last = fork.outgrow(&new, 21);
         fork.assert_survived(last);
@@ -243,7 +249,7 @@ fn a_restore_to_a_point_in_time_that_has_the_slot() {
 /// The same server on its disk of yesterday: same identifier, same timeline; slot and record are as old as all else.
 #[test]
 fn a_disk_that_is_put_back_as_it_was() {
-    for (major, how) in [(17, Relay::Late), (15, Relay::Watching), (18, Relay::Restarted)] {
+    for &(major, how) in forms(&[(17, Relay::Late), (15, Relay::Watching), (18, Relay::Restarted)]) {
         let mut postgres = Postgres::start_major(major);
         let mut fork = Fork::new(&postgres, how);
         fork.start(&postgres);

@@ -27,6 +27,7 @@ mod recover;
 mod setting_up;
 mod shutdown_never_waits;
 mod sigterm_leaves_nothing_to_repeat;
+mod silent_filters;
 mod storms;
 mod tails;
 mod the_kit_works;

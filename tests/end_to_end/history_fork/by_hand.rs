@@ -7,7 +7,7 @@ use super::*;
 /// though before a position that the old server had confirmed.
 #[test]
 fn a_slot_that_is_made_by_hand_is_a_gap_however_far_the_old_server_was() {
-    for (major, how) in [(16, Relay::Late), (17, Relay::Watching), (14, Relay::Restarted)] {
+    for &(major, how) in forms(&[(16, Relay::Late), (17, Relay::Watching), (14, Relay::Restarted)]) {
         let (mut fork, new) = failover(major, how, false);
         let sql = new.sql(&fork.case.scene.name);
         sql.execute(&fork.case.row("k", 21..=23));
@@ -24,7 +24,7 @@ fn a_slot_that_is_made_by_hand_is_a_gap_however_far_the_old_server_was() {
 /// The same on a disk that was put back, where not even the timeline tells.
 #[test]
 fn a_slot_that_is_made_by_hand_on_a_disk_that_was_put_back_is_a_gap() {
-    for how in [Relay::Late, Relay::Watching] {
+    for &how in forms(&[Relay::Late, Relay::Watching]) {
         let mut postgres = Postgres::start_major(MAJOR);
         let mut fork = Fork::new(&postgres, how);
         fork.start(&postgres);

@@ -19,6 +19,7 @@ mod read;
 mod run;
 mod scene;
 mod sql;
+mod upgrade;
 mod verify;
 mod wait;
 mod walpost;

@@ -87,7 +87,7 @@ impl PostgresBuilder {
 }
 
 /// No fsync: the machine does not lose power during a test, and a killed Postgres loses nothing that it wrote.
-const COMMON_SETTINGS: &str = "\
+pub(super) const COMMON_SETTINGS: &str = "\
 wal_level = logical
 fsync = off
 max_wal_size = 4GB
@@ -240,6 +240,14 @@ impl Postgres {
     pub fn try_walsender(&self, slot: &str) -> Option<i32> {
         let rows = Sql::try_connect(&self.url("postgres")).ok()?.try_rows(&active_pid(slot)).ok()?;
         rows.first()?.first()?.as_ref()?.parse().ok()
+    }
+
+    /// To the walsender that serves a slot.
+    #[track_caller]
+    pub fn signal_walsender(&self, slot: &str, signal: i32) {
+        let pid = self.walsender(slot).expect("a walsender");
+        // SAFETY: a plain system call on a process that served the slot a moment ago.
+        unsafe { libc::kill(pid, signal) };
     }
 
     /// By a proxy that stands before it.
