@@ -367,7 +367,12 @@ impl Worker {
         let event = match &self.keeping {
             Keeping::Record(recorder) => match within(recorder.record(session, lsn)).await.map_err(lost)? {
                 Recorded::Done => Event::Recorded(lsn),
-                Recorded::FingerprintChanged { recorded, now } => publication_changed(&recorded, &now),
+                Recorded::FingerprintChanged { recorded, now } => {
+                    if let Err(error) = within(checkpoint::mark_changed(session, &self.slot, &recorded)).await {
+                        tracing::warn!(error = error.text(), "that the publication was changed could not be noted");
+                    }
+                    publication_changed(&recorded, &now)
+                }
                 Recorded::Behind { recorded } => {
                     Event::RecordGone(format!("another relay has recorded {recorded}, which is past {lsn}"))
                 }

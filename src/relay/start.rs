@@ -12,14 +12,15 @@ use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
 use crate::names::{TableName, quote_ident};
 use crate::parking::Queues;
-use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, TableFacts};
+use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, TableFacts, TableLookup};
 use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, Recorder, State as RecordState};
 use crate::postgres::control::{self, Control, Keeping};
 use crate::postgres::error::{ConnectError, ErrorKind};
 use crate::postgres::history::{Seen, Verdict};
 use crate::postgres::parked::{self, Lot};
+use crate::postgres::schema::{self, TableProblem};
 use crate::postgres::slot::{self, SlotFacts};
-use crate::postgres::{Connector, Session, schema};
+use crate::postgres::{Connector, Session};
 use crate::relay::RunOptions;
 use crate::relay::carried::{Carried, Taken};
 use crate::relay::session::{Left, Start};
@@ -113,6 +114,10 @@ impl Starter {
         let control = self.connector.sql(control::APPLICATION_NAME).await.map_err(connect)?;
         let seeing = self.look(&control).await?;
         let verdict = self.judge(&seeing, kafka_cluster);
+        if let (Verdict::PublicationChanged { .. }, Some(Some(record))) = (&verdict, &seeing.record) {
+            // Undoing it brings no row back. Where it cannot be noted, the state is said all the same.
+            let _ = checkpoint::mark_changed(&control, &record.slot_name, &record.fingerprint).await;
+        }
         let from = self.accept(&verdict)?;
         // After the judgement: a publication that was in order when the epoch began has cost rows since.
         if let Some((reason, remedy)) = seeing.problem {
@@ -203,7 +208,15 @@ impl Starter {
             }
         }
         let lookup = catalog::table(client, &name).await.map_err(catalog_trouble)?;
-        let table = schema::usable(&name, &lookup).map_err(|problem| split_remedy(&problem.text()))?.clone();
+        let (table, unusable) = match (schema::usable(&name, &lookup), &lookup) {
+            (Ok(table), _) => (table.clone(), None),
+            // It may have been in the log when the epoch began; that is judged first.
+            (
+                Err(problem @ (TableProblem::NotInWal { .. } | TableProblem::PartitionsNotInWal { .. })),
+                TableLookup::Found(table),
+            ) => (table.as_ref().clone(), Some(split(&problem.text()))),
+            (Err(problem), _) => return Err(split_remedy(&problem.text())),
+        };
         // As it is now; rows in the log may have other columns, and are looked at when they come.
         if let Err(error) = schema::mapped_columns(&self.config, &table) {
             let remedy =
@@ -212,7 +225,7 @@ impl Starter {
         }
         let publication = catalog::publication(client, version, &postgres.publication, Some(&table));
         let publication = publication.await.map_err(catalog_trouble)?;
-        let problem = publication_problem(publication.as_ref(), &postgres.publication, &table);
+        let problem = unusable.or_else(|| publication_problem(publication.as_ref(), &postgres.publication, &table));
         if let Some(filter) = publication.as_ref().and_then(PublicationFacts::row_filter)
             && !std::mem::replace(&mut self.said_row_filter, true)
         {
@@ -431,8 +444,13 @@ fn blocked(reason: impl Into<String>, remedy: impl Into<String>) -> NotNow {
 
 /// A sentence whose second half, after the semicolon, says what to do.
 pub fn split_remedy(text: &str) -> NotNow {
+    let (reason, remedy) = split(text);
+    blocked(reason, remedy)
+}
+
+fn split(text: &str) -> (String, String) {
     let (reason, remedy) = text.split_once("; ").unwrap_or((text, "`walpost doctor` shows every precondition"));
-    blocked(reason, format!("{remedy}; walpost looks again by itself"))
+    (reason.to_owned(), format!("{remedy}; walpost looks again by itself"))
 }
 
 fn connect(error: ConnectError) -> NotNow {
