@@ -375,6 +375,12 @@ pub async fn set_kafka_cluster(client: &Client, slot: &str, cluster_id: &str) ->
     execute(client, statement, &[(&slot, Type::TEXT), (&cluster_id, Type::TEXT)]).await
 }
 
+/// Notes that what is published was seen to differ from `recorded`, so that it counts as changed also after that is undone.
+pub async fn mark_changed(client: &Client, slot: &str, recorded: &str) -> Result<bool, CheckpointError> {
+    let statement = include_str!("../../sql/051_checkpoint_changed.sql");
+    execute(client, statement, &[(&slot, Type::TEXT), (&recorded, Type::TEXT)]).await
+}
+
 /// Gives the record to this relay; its Kafka cluster will be the one that the next run meets.
 pub async fn adopt(client: &Client, slot: &str, relay: &str) -> Result<bool, CheckpointError> {
     let statement = include_str!("../../sql/028_checkpoint_adopt.sql");

@@ -16,6 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
 use crate::parking::{Aside, Unit};
+use crate::postgres::catalog::Identity;
 use crate::postgres::checkpoint::{self, Recorded, Recorder};
 use crate::postgres::error::{ErrorKind, kind_of};
 use crate::postgres::fingerprint::difference;
@@ -105,6 +106,7 @@ impl Control {
         connector: Connector,
         session: Session,
         slot: String,
+        server: Identity,
         table_oid: u32,
         keeping: Keeping,
         lot: Option<Lot>,
@@ -114,6 +116,7 @@ impl Control {
         let worker = Worker {
             connector,
             slot,
+            server,
             table_oid,
             keeping,
             lot,
@@ -170,6 +173,8 @@ impl Drop for Control {
 struct Worker {
     connector: Connector,
     slot: String,
+    /// Whose log is streamed.
+    server: Identity,
     table_oid: u32,
     keeping: Keeping,
     /// None: nothing is parked.
@@ -258,6 +263,9 @@ impl Worker {
         {
             return lost(trouble);
         }
+        if let Err(over) = self.is_at_home(&session).await {
+            return over;
+        }
         if let Err(over) = self.work_off(&session).await {
             return over;
         }
@@ -278,6 +286,20 @@ impl Worker {
                 };
             }
         }
+    }
+
+    /// An address may lead to a promoted server while the stream is still the old one's. What was read there must not be
+    /// recorded here: rows of this history that nobody read would count as confirmed.
+    async fn is_at_home(&self, session: &Session) -> Result<(), Over> {
+        let now = within(catalog::identity(session)).await.map_err(lost)?;
+        // A standby refuses to be written to, and says so itself.
+        if now.same_database(&self.server) && (now.timeline == self.server.timeline || now.timeline.is_none()) {
+            return Ok(());
+        }
+        self.tell(Event::RecordGone(
+            "the address leads to another server than the one that is streamed from".to_owned(),
+        ));
+        Err(Over::Finished)
     }
 
     async fn obey(&mut self, session: &Session, order: Option<Order>) -> Result<(), Over> {
@@ -345,7 +367,12 @@ impl Worker {
         let event = match &self.keeping {
             Keeping::Record(recorder) => match within(recorder.record(session, lsn)).await.map_err(lost)? {
                 Recorded::Done => Event::Recorded(lsn),
-                Recorded::FingerprintChanged { recorded, now } => publication_changed(&recorded, &now),
+                Recorded::FingerprintChanged { recorded, now } => {
+                    if let Err(error) = within(checkpoint::mark_changed(session, &self.slot, &recorded)).await {
+                        tracing::warn!(error = error.text(), "that the publication was changed could not be noted");
+                    }
+                    publication_changed(&recorded, &now)
+                }
                 Recorded::Behind { recorded } => {
                     Event::RecordGone(format!("another relay has recorded {recorded}, which is past {lsn}"))
                 }

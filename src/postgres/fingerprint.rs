@@ -23,12 +23,15 @@ pub fn difference(recorded: &str, now: &str) -> String {
             "schemas" => "the schemas of the publication were changed",
             "table" if after.is_none => "the table is gone",
             "table" if before.oid != after.oid => "the table was replaced by another one of its name",
-            _ => "the table was made logged or unlogged",
+            _ => "the table, or a partition of it, was made logged or unlogged",
         });
     }
     // A publication that was made anew names its tables anew, too.
     let anew = said.iter().any(|clause| clause.starts_with("the publication is gone") || clause.contains("made anew"));
     said.retain(|clause| !anew || !clause.contains("of the publication") && !clause.contains("by the publication"));
+    if said.is_empty() && recorded.ends_with(" changed") {
+        return "it was another for a while, and is now as it was".to_owned();
+    }
     if said.is_empty() { "they were changed".to_owned() } else { said.join(", and ") }
 }
 
@@ -69,7 +72,7 @@ mod tests {
             ),
             (
                 "publication=24800/4320 tables=24801/4320 schemas=none table=16526/u",
-                "the table was made logged or unlogged",
+                "the table, or a partition of it, was made logged or unlogged",
             ),
         ] {
             assert_eq!(difference(recorded, now), words);
@@ -77,5 +80,7 @@ mod tests {
         let two = difference(recorded, "publication=24800/4320 tables=1/2 schemas=none table=none");
         assert!(two.contains("taken out and put back, and the table is gone"), "{two}");
         assert_eq!(difference("", ""), "they were changed");
+        let undone = difference("table=16526/p changed", "table=16526/p");
+        assert!(undone.contains("as it was"), "{undone}");
     }
 }

@@ -37,7 +37,24 @@ pub struct Memory {
     pub confirmed: Lsn,
     /// The furthest position that was read: rows up to there were published with their commit LSNs.
     pub received: Lsn,
+    /// Surely committed to the record of this epoch, which never goes back within one.
+    pub recorded: Lsn,
     pub identity: Identity,
+}
+
+impl Memory {
+    /// Whether the server's log is another one than was read, or ends before: then what was confirmed there says nothing of
+    /// what a slot here has passed. Positions alone do not tell it: a log that has lost its end grows past it again.
+    fn forked(&self, now: &Identity, record: Option<&Checkpoint>) -> bool {
+        self.identity.timeline != now.timeline
+            || now.flush_lsn < self.received.max(self.confirmed)
+            || self.put_back(record).is_some()
+    }
+
+    /// Where the record stands, if that is before what was committed to it.
+    fn put_back(&self, record: Option<&Checkpoint>) -> Option<Lsn> {
+        record.map(|record| record.confirmed_lsn).filter(|confirmed| *confirmed < self.recorded)
+    }
 }
 
 /// What may be done.
@@ -220,7 +237,14 @@ fn positions(seen: &Seen<'_>, slot_at: Lsn) -> Verdict {
     }
     // Another cluster's position means nothing here; the record, if there is one, decides alone.
     let memory = seen.memory.filter(|memory| memory.identity.same_database(now));
-    let positions = [seen.record.map(|record| record.confirmed_lsn), memory.map(|memory| memory.confirmed)];
+    // Nor does one of a history that was lost, where the record tells of the one that survived; but a slot that was copied
+    // from the old primary is nowhere that this process had not confirmed, though the record may be a little behind it.
+    let synced = seen.slot.is_some_and(|slot| slot.synced);
+    let comparable = memory.filter(|memory| {
+        let promoted = memory.identity.timeline != now.timeline && synced;
+        seen.record.is_none() || promoted || !memory.forked(now, seen.record)
+    });
+    let positions = [seen.record.map(|record| record.confirmed_lsn), comparable.map(|memory| memory.confirmed)];
     let Some(confirmed) = positions.into_iter().flatten().max() else {
         return match seen.memory {
             None => Verdict::FirstUse { streams_from: slot_at },
@@ -284,6 +308,17 @@ fn positions(seen: &Seen<'_>, slot_at: Lsn) -> Verdict {
                 "the server's WAL ends at {}, before {}, up to which it was read: it has lost WAL, and gives the same \
                 positions to other rows",
                 now.flush_lsn, memory.received
+            ),
+        };
+    }
+    if let Some(memory) = memory
+        && let Some(at) = memory.put_back(seen.record)
+    {
+        return Verdict::NewEpoch {
+            why: format!(
+                "the record says {at}, and {} was committed to it before: the server is on an older copy of its disk, and \
+                gives the same positions to other rows",
+                memory.recorded
             ),
         };
     }

@@ -101,7 +101,7 @@ fn with_record(change: impl FnOnce(&mut Checkpoint)) -> Verdict {
 }
 
 fn remembered(confirmed: u64) -> Option<Memory> {
-    Some(Memory { confirmed: Lsn(confirmed), received: Lsn(confirmed), identity: identity() })
+    Some(Memory { confirmed: Lsn(confirmed), received: Lsn(confirmed), recorded: Lsn::INVALID, identity: identity() })
 }
 
 fn kind(verdict: &Verdict) -> &'static str {
@@ -212,6 +212,7 @@ fn a_memory_of_another_server_does_not_count_against_the_record() {
         c.memory = Some(Memory {
             confirmed: Lsn(0x8000),
             received: Lsn(0x8000),
+            recorded: Lsn(0x8000),
             identity: Identity { system_identifier: "another".into(), ..identity() },
         });
     });
@@ -226,6 +227,36 @@ fn a_server_that_has_lost_wal_that_was_read_begins_a_new_epoch() {
     let at = |received| kind(&case(|c| c.memory = remembered(0x1000).map(|memory| Memory { received, ..memory })));
     assert_eq!(at(end), "resume");
     assert_eq!(at(Lsn(end.0 + 1)), "new epoch");
+}
+
+/// Its log has grown past everything that was read, and not even the timeline tells.
+#[test]
+fn a_record_that_has_gone_back_is_an_older_copy_of_the_disk() {
+    let committed = |recorded| case(|c| c.memory = remembered(0x1800).map(|memory| Memory { recorded, ..memory }));
+    assert_eq!(committed(Lsn(0x1000)), Verdict::Resume { start_lsn: Lsn(0x1800) });
+    assert_eq!(kind(&committed(Lsn(0x1001))), "new epoch");
+}
+
+/// On a history that survived another one, the slot is judged by its record alone.
+#[test]
+fn what_was_confirmed_on_a_lost_history_hides_no_gap() {
+    let gap = |change: fn(&mut Case)| {
+        kind(&case(|c| {
+            c.record.as_mut().unwrap().confirmed_lsn = Lsn(0x0fff);
+            c.memory = remembered(0x1800);
+            change(c);
+        }))
+    };
+    assert_eq!(gap(|_| ()), "resume");
+    assert_eq!(gap(|c| c.identity.timeline = Some(4)), "gap");
+    assert_eq!(gap(|c| c.identity.flush_lsn = Lsn(0x17ff)), "gap");
+    assert_eq!(gap(|c| c.memory.as_mut().unwrap().recorded = Lsn(0x1000)), "gap");
+    // A slot that the server copied from the old primary is where that had been told.
+    let copied = |c: &mut Case| {
+        c.identity.timeline = Some(4);
+        c.slot.as_mut().unwrap().synced = true;
+    };
+    assert_eq!(gap(copied), "new epoch");
 }
 
 #[test]

@@ -74,12 +74,17 @@ impl Carried {
     /// what was seen once stays so: a server that has lost some of its log looks whole again when that has grown.
     pub fn judge(&mut self, seen: Seen<'_>) -> Verdict {
         let epoch = seen.record.map_or(self.epoch, |record| Some(record.epoch));
+        let older = epoch < self.epoch;
         if epoch != self.epoch {
             self.memory = None;
         }
         let verdict = history::judge(&Seen { memory: self.memory.as_ref(), ..seen });
         match verdict {
             Verdict::NewEpoch { .. } => self.changed_in = epoch,
+            Verdict::Resume { .. } if older => {
+                let why = "the record is of an epoch before the last one: the server is on an older copy of its disk";
+                return Verdict::NewEpoch { why: why.to_owned() };
+            }
             Verdict::Resume { .. } if epoch.is_some() && self.changed_in == epoch => {
                 let why =
                     "the server was seen to have lost WAL, or to be another one, since the epoch began".to_owned();
@@ -112,6 +117,7 @@ impl Carried {
         if let Some(memory) = &mut self.memory {
             memory.confirmed = memory.confirmed.max(left.confirmed);
             memory.received = memory.received.max(left.received);
+            memory.recorded = memory.recorded.max(left.recorded);
             if planted!(StartsAhead) {
                 memory.confirmed = memory.received;
             }
@@ -142,7 +148,12 @@ impl Carried {
         self.epoch = Some(taken.epoch);
         let before = self.memory.take().filter(|_| taken.same_history);
         let received = before.map_or(taken.confirmed, |memory| memory.received);
-        self.memory = Some(Memory { confirmed: taken.confirmed, received, identity: taken.identity.clone() });
+        let recorded = match taken.record {
+            Some(record) if taken.same_history => record.confirmed_lsn,
+            _ if taken.kept => taken.confirmed,
+            _ => Lsn::INVALID,
+        };
+        self.memory = Some(Memory { confirmed: taken.confirmed, received, recorded, identity: taken.identity.clone() });
     }
 
     /// What is parked comes before anything new.
@@ -244,9 +255,9 @@ mod tests {
             confirmed,
             now,
         });
-        let (confirmed, received) = (Lsn(0x500), Lsn(0x900));
+        let (confirmed, received, recorded) = (Lsn(0x500), Lsn(0x900), Lsn(0x100));
         let remembered = Some(Remembered::default());
-        carried.keep(Left { confirmed, received, remembered, progressed: true, makes_room: false }, 10);
+        carried.keep(Left { confirmed, received, recorded, remembered, progressed: true, makes_room: false }, 10);
         carried
     }
 
@@ -263,6 +274,11 @@ mod tests {
         assert_eq!(verdict, Verdict::Resume { start_lsn: Lsn(0x300) });
         let moved = judge(&mut streamed(), 0x2000, 0x400, &record(8, 0x300));
         assert!(matches!(moved, Verdict::Gap { .. }), "it does not hide that the slot was moved: {moved:?}");
+    }
+
+    #[test]
+    fn a_record_of_an_older_epoch_is_an_older_copy_of_the_disk() {
+        assert!(matches!(judge(&mut streamed(), 0x2000, 0x200, &record(6, 0x300)), Verdict::NewEpoch { .. }));
     }
 
     #[test]

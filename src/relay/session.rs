@@ -127,6 +127,8 @@ pub struct Left {
     pub confirmed: Lsn,
     /// The furthest position of which the server has told: up to there its log was read, or written for us.
     pub received: Lsn,
+    /// Surely committed to the record.
+    pub recorded: Lsn,
     /// None: nothing may be skipped when it comes again, whatever was delivered.
     pub remembered: Option<Remembered>,
     /// The confirmed position moved.
@@ -174,8 +176,10 @@ pub struct Session<'a, S = Socket> {
     room_again: bool,
     quiet_until: Option<Instant>,
     until: Option<Lsn>,
-    /// Committed to `walpost.checkpoint`.
+    /// Committed to `walpost.checkpoint`, or confirmed before this session.
     recorded: Lsn,
+    /// Committed to it by this session.
+    committed: Lsn,
     /// Under way to it.
     recording: Option<(Lsn, Instant)>,
     record_asked_at: Instant,
@@ -222,6 +226,7 @@ impl<'a, S: Wire> Session<'a, S> {
             quiet_until: start.quiet_until,
             until: start.until,
             recorded: start.confirmed,
+            committed: Lsn::INVALID,
             recording: None,
             record_asked_at: now.checked_sub(RECORD_EVERY).unwrap_or(now),
             unrecorded: false,
@@ -252,7 +257,16 @@ impl<'a, S: Wire> Session<'a, S> {
         // Of an earlier holder: what it had under way, our signing off would hide.
         let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
         let Session {
-            mut lent, stream, control, mut tracker, mut remembered, mut deliveries, confirmed, begun_at, ..
+            mut lent,
+            stream,
+            control,
+            mut tracker,
+            mut remembered,
+            mut deliveries,
+            confirmed,
+            committed,
+            begun_at,
+            ..
         } = self;
         if matches!(end, End::Drained(_) | End::Stopped) {
             // What a poison message holds back is not under way.
@@ -278,7 +292,7 @@ impl<'a, S: Wire> Session<'a, S> {
         let remembered = (!matches!(end, End::Failed(Failure::Sink(_)))).then_some(remembered);
         let progressed = confirmed > begun_at;
         let makes_room = matches!(end, End::RoomAgain);
-        (end, Left { confirmed, received, remembered, progressed, makes_room })
+        (end, Left { confirmed, received, recorded: committed, remembered, progressed, makes_room })
     }
 
     async fn stream_rows(&mut self) -> Result<End, Failure> {

@@ -12,14 +12,15 @@ use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
 use crate::names::{TableName, quote_ident};
 use crate::parking::Queues;
-use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, TableFacts};
+use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, TableFacts, TableLookup};
 use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, Recorder, State as RecordState};
 use crate::postgres::control::{self, Control, Keeping};
 use crate::postgres::error::{ConnectError, ErrorKind};
 use crate::postgres::history::{Seen, Verdict};
 use crate::postgres::parked::{self, Lot};
+use crate::postgres::schema::{self, TableProblem};
 use crate::postgres::slot::{self, SlotFacts};
-use crate::postgres::{Connector, Session, schema};
+use crate::postgres::{Connector, Session};
 use crate::relay::RunOptions;
 use crate::relay::carried::{Carried, Taken};
 use crate::relay::session::{Left, Start};
@@ -121,6 +122,10 @@ impl Starter {
         let control = self.connector.sql(control::APPLICATION_NAME).await.map_err(connect)?;
         let seeing = self.look(&control).await?;
         let verdict = self.judge(&seeing, kafka_cluster);
+        if let (Verdict::PublicationChanged { .. }, Some(Some(record))) = (&verdict, &seeing.record) {
+            // Undoing it brings no row back. Where it cannot be noted, the state is said all the same.
+            let _ = checkpoint::mark_changed(&control, &record.slot_name, &record.fingerprint).await;
+        }
         let from = self.accept(&verdict)?;
         // After the judgement: a publication that was in order when the epoch began has cost rows since.
         if let Some((reason, remedy)) = seeing.problem {
@@ -130,7 +135,20 @@ impl Starter {
             return Err(NotNow::Standby { holder });
         }
 
-        let replication = Connection::connect(&self.connector, APPLICATION_NAME).await.map_err(connect)?;
+        let mut replication = Connection::connect(&self.connector, APPLICATION_NAME).await.map_err(connect)?;
+        let system = replication.identify_system().await.map_err(connect)?;
+        if (&system.system_identifier, Some(system.timeline))
+            != (&seeing.identity.system_identifier, seeing.identity.timeline)
+        {
+            // What was judged is not what would be read.
+            return Err(NotNow::Trouble {
+                kind: ErrorKind::Other,
+                text: format!("two connections to {} reached two servers", self.connector.describe()),
+                remedy: "nothing after a failover, walpost tries again; else list only hosts of one cluster, with \
+                         target_session_attrs=read-write"
+                    .to_owned(),
+            });
+        }
         let postgres = &self.config.postgres;
         let stream = match replication.start_replication(&postgres.slot, &postgres.publication, from).await {
             Ok(stream) => stream,
@@ -199,7 +217,15 @@ impl Starter {
             }
         }
         let lookup = catalog::table(client, &name).await.map_err(catalog_trouble)?;
-        let table = schema::usable(&name, &lookup).map_err(|problem| split_remedy(&problem.text()))?.clone();
+        let (table, unusable) = match (schema::usable(&name, &lookup), &lookup) {
+            (Ok(table), _) => (table.clone(), None),
+            // It may have been in the log when the epoch began; that is judged first.
+            (
+                Err(problem @ (TableProblem::NotInWal { .. } | TableProblem::PartitionsNotInWal { .. })),
+                TableLookup::Found(table),
+            ) => (table.as_ref().clone(), Some(split(&problem.text()))),
+            (Err(problem), _) => return Err(split_remedy(&problem.text())),
+        };
         // As it is now; rows in the log may have other columns, and are looked at when they come.
         if let Err(error) = schema::mapped_columns(&self.config, &table) {
             let remedy =
@@ -208,7 +234,7 @@ impl Starter {
         }
         let publication = catalog::publication(client, version, &postgres.publication, Some(&table));
         let publication = publication.await.map_err(catalog_trouble)?;
-        let problem = publication_problem(publication.as_ref(), &postgres.publication, &table);
+        let problem = unusable.or_else(|| publication_problem(publication.as_ref(), &postgres.publication, &table));
         if let Some(filter) = publication.as_ref().and_then(PublicationFacts::row_filter)
             && !std::mem::replace(&mut self.said_row_filter, true)
         {
@@ -363,7 +389,15 @@ impl Starter {
         }
         Ok(Start {
             stream,
-            control: Control::start(self.connector.clone(), control, postgres.slot.clone(), table.oid, keeping, lot),
+            control: Control::start(
+                self.connector.clone(),
+                control,
+                postgres.slot.clone(),
+                identity.clone(),
+                table.oid,
+                keeping,
+                lot,
+            ),
             epoch: epoch.unsigned_abs(),
             confirmed,
             remembered: self.carried.remembered().clone(),
@@ -419,8 +453,13 @@ fn blocked(reason: impl Into<String>, remedy: impl Into<String>) -> NotNow {
 
 /// A sentence whose second half, after the semicolon, says what to do.
 pub fn split_remedy(text: &str) -> NotNow {
+    let (reason, remedy) = split(text);
+    blocked(reason, remedy)
+}
+
+fn split(text: &str) -> (String, String) {
     let (reason, remedy) = text.split_once("; ").unwrap_or((text, "`walpost doctor` shows every precondition"));
-    blocked(reason, format!("{remedy}; walpost looks again by itself"))
+    (reason.to_owned(), format!("{remedy}; walpost looks again by itself"))
 }
 
 fn connect(error: ConnectError) -> NotNow {

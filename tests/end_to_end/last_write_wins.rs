@@ -5,6 +5,8 @@ use std::collections::HashMap;
 
 use crate::kit::*;
 
+mod soak;
+
 const KEYS: u64 = 12;
 
 #[test]

@@ -50,6 +50,7 @@ impl<S: Wire> Session<'_, S> {
                 }
                 self.recording = None;
                 self.recorded = self.recorded.max(lsn);
+                self.committed = self.committed.max(lsn);
                 self.confirmed = self.confirmed.max(lsn);
                 self.lent.telemetry.confirmed_at(Instant::now());
                 self.send_status(false).await?;

@@ -87,7 +87,7 @@ impl PostgresBuilder {
 }
 
 /// No fsync: the machine does not lose power during a test, and a killed Postgres loses nothing that it wrote.
-const COMMON_SETTINGS: &str = "\
+pub(super) const COMMON_SETTINGS: &str = "\
 wal_level = logical
 fsync = off
 max_wal_size = 4GB
@@ -101,9 +101,9 @@ log_replication_commands = on
 pub struct Postgres {
     pub major: u32,
     pub port: u16,
-    home: PathBuf,
-    data: PathBuf,
-    process: Option<Process>,
+    pub(super) home: PathBuf,
+    pub(super) data: PathBuf,
+    pub(super) process: Option<Process>,
 }
 
 impl Postgres {
@@ -231,32 +231,6 @@ impl Postgres {
         }
     }
 
-    /// A copy of the server on a port of its own, without slots, as backups are; this one is restarted for it. As a standby it
-    /// follows this one until it is promoted; else it is a server that believes to be this one.
-    pub fn copy(&mut self, standby: bool, conf: &[&str]) -> Postgres {
-        self.stop(Stop::Fast, seconds(30));
-        let home = new_dir(&format!("postgres-{}", self.major));
-        let (data, port) = (home.join("data"), free_port());
-        checked(Command::new("cp").arg("-a").arg(&self.data).arg(&data));
-        self.start();
-        for slot in fs::read_dir(data.join("pg_replslot")).expect("slots").flatten() {
-            fs::remove_dir_all(slot.path()).expect("a slot that can be removed");
-        }
-        let mut lines = format!("port = {port}\nunix_socket_directories = '{}'\n", home.display());
-        if standby {
-            lines += &format!("primary_conninfo = 'host=127.0.0.1 port={} user=postgres dbname=postgres'\n", self.port);
-            fs::write(data.join("standby.signal"), "").expect("a file in the data directory");
-        }
-        for line in conf {
-            lines += &format!("{line}\n");
-        }
-        append(&data.join("postgresql.conf"), &lines);
-        give_to_server_user(&home);
-        let mut copy = Postgres { major: self.major, port, home, data, process: None };
-        copy.start();
-        copy
-    }
-
     /// The pid of the walsender that serves a slot.
     pub fn walsender(&self, slot: &str) -> Option<i32> {
         self.sql("postgres").optional(&active_pid(slot))?.parse().ok()
@@ -266,6 +240,14 @@ impl Postgres {
     pub fn try_walsender(&self, slot: &str) -> Option<i32> {
         let rows = Sql::try_connect(&self.url("postgres")).ok()?.try_rows(&active_pid(slot)).ok()?;
         rows.first()?.first()?.as_ref()?.parse().ok()
+    }
+
+    /// To the walsender that serves a slot.
+    #[track_caller]
+    pub fn signal_walsender(&self, slot: &str, signal: i32) {
+        let pid = self.walsender(slot).expect("a walsender");
+        // SAFETY: a plain system call on a process that served the slot a moment ago.
+        unsafe { libc::kill(pid, signal) };
     }
 
     /// By a proxy that stands before it.
@@ -348,7 +330,7 @@ static SERVER_USER: LazyLock<Option<(u32, u32)>> = LazyLock::new(|| {
     })
 });
 
-fn as_server_user(program: &Path) -> Command {
+pub(super) fn as_server_user(program: &Path) -> Command {
     use std::os::unix::process::CommandExt;
     let mut command = Command::new(program);
     if let Some((uid, gid)) = *SERVER_USER {
@@ -359,7 +341,7 @@ fn as_server_user(program: &Path) -> Command {
     command
 }
 
-fn give_to_server_user(path: &Path) {
+pub(super) fn give_to_server_user(path: &Path) {
     if let Some((uid, gid)) = *SERVER_USER {
         checked(Command::new("chown").arg("-R").arg(format!("{uid}:{gid}")).arg(path));
     }
@@ -374,13 +356,13 @@ fn write_owned(path: &Path, text: &str) {
     }
 }
 
-fn append(path: &Path, text: &str) {
+pub(super) fn append(path: &Path, text: &str) {
     let mut file = fs::OpenOptions::new().append(true).open(path).expect("the template's postgresql.conf");
     file.write_all(text.as_bytes()).expect("writing postgresql.conf");
 }
 
 #[track_caller]
-fn checked(command: &mut Command) {
+pub(super) fn checked(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
 }

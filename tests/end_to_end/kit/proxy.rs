@@ -17,7 +17,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 
 pub struct Proxy {
     pub port: u16,
-    /// The server's port.
+    /// The server's port, at first.
     pub upstream: u16,
     shared: Arc<Shared>,
 }
@@ -30,6 +30,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
+    upstream: u16,
     frozen: bool,
     delay: Duration,
     closed: bool,
@@ -44,6 +45,7 @@ impl Proxy {
         let listener = TcpListener::bind(("127.0.0.1", super::run::free_port())).expect("a free port");
         let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new(Shared::default());
+        shared.lock().upstream = upstream;
         let accepting = Arc::clone(&shared);
         spawn(move || {
             for client in listener.incoming() {
@@ -52,7 +54,7 @@ impl Proxy {
                 }
                 if let Ok(client) = client {
                     let shared = Arc::clone(&accepting);
-                    spawn(move || serve(&shared, client, upstream));
+                    spawn(move || serve(&shared, client));
                 }
             }
         });
@@ -64,6 +66,12 @@ impl Proxy {
         let connections = std::mem::take(&mut self.shared.lock().connections);
         connections.values().flatten().for_each(end);
         self.shared.changed.notify_all();
+    }
+
+    /// New connections go to another server, as after a failover behind one address; those that stand stay where they are. A
+    /// port at which nobody listens refuses them.
+    pub fn lead_to(&self, upstream: u16) {
+        self.shared.lock().upstream = upstream;
     }
 
     /// Half-open: no byte passes and nothing ends, until [`Proxy::resume`]. New connections are taken, and wait too.
@@ -133,9 +141,12 @@ impl Shared {
     }
 }
 
-fn serve(shared: &Arc<Shared>, client: TcpStream, upstream: u16) -> Option<()> {
+fn serve(shared: &Arc<Shared>, client: TcpStream) -> Option<()> {
     let connection = shared.register(None, &client)?;
-    let server = shared.gate(connection).and_then(|_| TcpStream::connect(("127.0.0.1", upstream)).ok());
+    let server = shared.gate(connection).and_then(|_| {
+        let upstream = shared.lock().upstream;
+        TcpStream::connect(("127.0.0.1", upstream)).ok()
+    });
     let Some(server) = server.filter(|server| shared.register(Some(connection), server).is_some()) else {
         shared.finish(connection);
         return None;
