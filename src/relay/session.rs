@@ -20,7 +20,7 @@ use crate::postgres::StreamError;
 use crate::postgres::control::{Control, Event, Order};
 use crate::postgres::dial::Socket;
 use crate::postgres::slot::SlotFacts;
-use crate::relay::condition::{self, Facts, Quiet};
+use crate::relay::condition::{self, Facts, Quiet, Waits};
 use crate::relay::shutdown::Shutdown;
 use crate::router::{Record, Routed, Router, Token};
 use crate::sink::kafka::Busy;
@@ -182,6 +182,8 @@ pub struct Session<'a, S = Socket> {
     begun_at: Lsn,
     draining_until: Option<Instant>,
     last_delivery: Instant,
+    /// The record that waits longest, and since when it does.
+    oldest_since: Option<(Ticket, Instant, SystemTime)>,
     commit_time: Option<SystemTime>,
     insistence: Insistence,
     silence: Silence,
@@ -224,6 +226,7 @@ impl<'a, S: Wire> Session<'a, S> {
             begun_at: start.confirmed,
             draining_until: None,
             last_delivery: now,
+            oldest_since: None,
             commit_time: None,
             insistence: Insistence::default(),
             silence: Silence::default(),

@@ -24,6 +24,9 @@ const CREATED_WITHIN: Duration = Duration::from_secs(3);
 const LIMITS_WITHIN: Duration = Duration::from_secs(2);
 const REASON_WITHIN: Duration = Duration::from_secs(1);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+/// A probe asks for the limits of no more topics that lack replicas: each takes a moment.
+const WEAK_MAX: usize = 5;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterIdentity {
     pub id: String,
@@ -53,6 +56,18 @@ pub struct Probed {
     pub healthy: bool,
     /// A topic that the brokers, who answered, do not have.
     pub missing: Option<Arc<str>>,
+    /// A partition that refuses all records.
+    pub short: Option<Short>,
+}
+
+/// A partition that has fewer replicas in sync than its topic asks for. The broker refuses its records, or lets them wait with
+/// all that comes behind them on the connection, and the producer tries again without a word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Short {
+    pub topic: Arc<str>,
+    pub partition: i32,
+    pub in_sync: usize,
+    pub wanted: usize,
 }
 
 /// What metadata shows of the whole cluster.
@@ -212,16 +227,32 @@ impl Desk {
 
     /// What a fresh client sees of these topics: one that has been there all along may hang together with the producer.
     pub fn probe(&self, topics: &[Arc<str>]) -> Probed {
-        let nothing = Probed { healthy: false, missing: None };
+        let nothing = Probed { healthy: false, missing: None, short: None };
         let Ok(fresh) = Desk::open(&self.config, &Arc::default()) else { return nothing };
         let Ok(metadata) = fresh.inner().fetch_metadata(None, ANSWER_WITHIN) else { return nothing };
         let find = |name: &Arc<str>| metadata.topics().iter().find(|topic| topic.name() == &**name);
         let answered = !metadata.brokers().is_empty();
+        let weak =
+            topics.iter().filter_map(|name| Some((name, find(name)?))).filter(|(_, topic)| lacks_replicas(topic));
+        let short = weak.take(WEAK_MAX).find_map(|(name, topic)| short(name, topic, fresh.limits(name).1?));
         Probed {
-            healthy: answered && topics.iter().all(|name| find(name).is_some_and(has_leaders)),
+            healthy: answered && short.is_none() && topics.iter().all(|name| find(name).is_some_and(has_leaders)),
             missing: topics.iter().find(|name| answered && find(name).is_none()).cloned(),
+            short,
         }
     }
+}
+
+fn lacks_replicas(topic: &MetadataTopic) -> bool {
+    topic.partitions().iter().any(|partition| partition.isr().len() < partition.replicas().len())
+}
+
+/// The first partition with fewer replicas in sync than `least`. The broker asks for no more than there are.
+fn short(name: &Arc<str>, topic: &MetadataTopic, least: usize) -> Option<Short> {
+    topic.partitions().iter().find_map(|partition| {
+        let (in_sync, wanted) = (partition.isr().len(), least.min(partition.replicas().len()));
+        (in_sync < wanted).then(|| Short { topic: name.clone(), partition: partition.id(), in_sync, wanted })
+    })
 }
 
 fn has_leaders(topic: &MetadataTopic) -> bool {

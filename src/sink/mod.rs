@@ -18,6 +18,8 @@
 //!
 //! This is the only place that names the Kafka client.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use crate::ack::Ticket;
@@ -61,6 +63,14 @@ pub enum Waiting {
     Topic { topic: String, problem: String, remedy: String, since: Instant, refused_since: Option<Instant> },
     /// A failed delivery is being healed: the producer is emptied and made anew.
     Rebuild { reason: String, since: Instant },
+}
+
+/// The oldest record that the broker has not confirmed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Oldest {
+    pub ticket: Ticket,
+    pub topic: Arc<str>,
+    pub partition: u32,
 }
 
 /// Why a producer is made anew: the label of the metric.

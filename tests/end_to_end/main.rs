@@ -20,6 +20,7 @@ mod last_write_wins;
 mod memory_is_bounded;
 mod no_repeats_without_a_crash;
 mod nothing_is_lost;
+mod one_stuck_partition;
 mod parked;
 mod record_first;
 mod recover;
