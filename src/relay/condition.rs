@@ -1,11 +1,11 @@
 //! Which state a streaming relay is in, with the reason and the one remedy. Pure: facts in, words out. Reasons hold no
 //! running number, so that a state that lasts is logged once.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use crate::sink::Waiting;
-use crate::telemetry::State;
+use crate::sink::desk::Short;
+use crate::sink::{Oldest, Waiting};
+use crate::telemetry::{State, utc};
 
 /// Rows wait and nothing was delivered for so long: not ready.
 pub const STALLED_AFTER: Duration = Duration::from_secs(10);
@@ -23,8 +23,10 @@ pub struct Facts<'a> {
     /// Rows are read and not confirmed.
     pub rows_wait: bool,
     pub since_delivery: Duration,
-    /// How long the oldest record has been out, and its topic.
-    pub oldest_out: Option<(Duration, Arc<str>)>,
+    /// The record that has waited longest for the broker.
+    pub oldest: Option<Waits>,
+    /// A partition that refuses all records.
+    pub short: Option<Short>,
     pub kafka_error: Option<String>,
     /// The age of the newest commit that was read, while rows wait.
     pub behind: Option<Duration>,
@@ -34,6 +36,13 @@ pub struct Facts<'a> {
     pub server: Option<Quiet>,
     /// Reason and remedy of what the server could not send, time after time.
     pub unreadable: Option<(&'a str, &'a str)>,
+}
+
+/// For how long a record has been the one that waits longest, and since when.
+pub struct Waits {
+    pub record: Oldest,
+    pub lasts: Duration,
+    pub since: SystemTime,
 }
 
 /// Why nothing comes from the server.
@@ -59,23 +68,10 @@ pub fn of(facts: &Facts<'_>) -> (State, String, String) {
     {
         return (State::WaitingForTopic, format!("the topic {topic:?} takes no records: {problem}"), remedy.clone());
     }
-    if facts.rows_wait && facts.since_delivery >= STALLED_AFTER {
-        let place = match (&facts.oldest_out, &facts.waiting) {
-            (_, Some(Waiting::Rebuild { reason, .. })) => format!(" (a failed delivery is being healed: {reason})"),
-            (Some((_, topic)), _) => format!(" (the oldest one is for the topic {:?})", &**topic),
-            _ => String::new(),
-        };
-        let error = facts.kafka_error.as_deref().map_or_else(
-            || "the brokers do not answer; no connection error is known".to_owned(),
-            |error| format!("last error of a connection: {error}"),
-        );
-        return (
-            State::Stalled,
-            format!("rows wait and Kafka has confirmed nothing for over {} s{place}; {error}", STALLED_AFTER.as_secs()),
-            "bring the brokers back, or mend what the error names; walpost goes on by itself, and Postgres keeps the \
-             log until then"
-                .to_owned(),
-        );
+    // One partition may be stuck while others are not: then little comes of it at first, and everything once the window is full.
+    let stuck = facts.oldest.as_ref().is_some_and(|oldest| oldest.lasts >= STALLED_AFTER);
+    if facts.rows_wait && (stuck || facts.since_delivery >= STALLED_AFTER) {
+        return stalled(facts);
     }
     if let Some((reason, remedy)) = facts.unreadable {
         return (State::Stalled, reason.to_owned(), remedy.to_owned());
@@ -108,10 +104,47 @@ pub fn of(facts: &Facts<'_>) -> (State, String, String) {
     }
 }
 
+/// Kafka confirms nothing, or nothing of one partition.
+fn stalled(facts: &Facts<'_>) -> (State, String, String) {
+    let place = match (&facts.oldest, &facts.waiting) {
+        (_, Some(Waiting::Rebuild { reason, .. })) => format!(" (a failed delivery is being healed: {reason})"),
+        (Some(Waits { record: Oldest { topic, partition, .. }, since, .. }), _) => {
+            format!(" (it is for partition {partition} of the topic {:?}, and waits since {})", &**topic, utc(*since))
+        }
+        _ => String::new(),
+    };
+    let error = facts.kafka_error.as_deref().map(|error| format!("last error of a connection: {error}"));
+    let (cause, remedy) = match (&facts.short, error) {
+        (Some(Short { topic, partition, in_sync, wanted }), error) => (
+            format!(
+                "partition {partition} of the topic {:?} takes no records: {in_sync} of its replicas are in sync, and \
+                 min.insync.replicas asks for {wanted}{}",
+                &**topic,
+                error.map_or_else(String::new, |error| format!("; {error}"))
+            ),
+            "bring the brokers of its other replicas back, or mend min.insync.replicas of the topic",
+        ),
+        (None, error) => (
+            error.unwrap_or_else(|| "the broker does not answer; no connection error is known".to_owned()),
+            "bring the brokers back, or mend what the error names",
+        ),
+    };
+    (
+        State::Stalled,
+        format!(
+            "rows wait, and Kafka has not confirmed the oldest one for over {} s{place}; {cause}",
+            STALLED_AFTER.as_secs()
+        ),
+        format!("{remedy}; walpost goes on by itself, and Postgres keeps the log until then"),
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tokio::time::Instant;
+
+    use super::*;
+    use crate::ack::Ticket;
 
     fn calm() -> Facts<'static> {
         Facts {
@@ -120,7 +153,8 @@ mod tests {
             waiting: None,
             rows_wait: false,
             since_delivery: Duration::from_secs(3600),
-            oldest_out: None,
+            oldest: None,
+            short: None,
             kafka_error: None,
             behind: None,
             quiet: false,
@@ -146,6 +180,28 @@ mod tests {
             of(&Facts { since_delivery: Duration::from_secs(9), rows_wait: true, ..calm() }).0,
             State::Streaming
         );
+    }
+
+    #[test]
+    fn a_partition_with_too_few_replicas_is_named_with_the_moment_and_the_remedy() {
+        let oldest = Oldest { ticket: Ticket(7), topic: "orders".into(), partition: 3 };
+        let since = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let short = || Some(Short { topic: "orders".into(), partition: 3, in_sync: 1, wanted: 2 });
+        // Others are delivered meanwhile.
+        let waits = |lasts| Facts {
+            rows_wait: true,
+            since_delivery: Duration::ZERO,
+            oldest: Some(Waits { record: oldest.clone(), lasts: Duration::from_secs(lasts), since }),
+            short: short(),
+            ..calm()
+        };
+        assert_eq!(of(&waits(9)).0, State::Streaming);
+        let (state, reason, remedy) = of(&waits(10));
+        assert_eq!(state, State::Stalled);
+        for word in ["partition 3", "\"orders\"", "since 2001-09-09T01:46:40Z", "min.insync.replicas asks for 2"] {
+            assert!(reason.contains(word), "{word}: {reason}");
+        }
+        assert!(remedy.contains("replicas"), "{remedy}");
     }
 
     #[test]

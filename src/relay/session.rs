@@ -20,7 +20,7 @@ use crate::postgres::StreamError;
 use crate::postgres::control::{Control, Event, Order};
 use crate::postgres::dial::Socket;
 use crate::postgres::slot::SlotFacts;
-use crate::relay::condition::{self, Facts, Quiet};
+use crate::relay::condition::{self, Facts, Quiet, Waits};
 use crate::relay::repeated::Unreadable;
 use crate::relay::shutdown::Shutdown;
 use crate::router::{Record, Routed, Router, Token};
@@ -33,6 +33,7 @@ use crate::source::stream::{Stream, Wire};
 use crate::source::{Relation, Row, SourceEvent};
 use crate::telemetry::{EndStatus, SlotStatus, State, Target, Telemetry, TopicMetrics, WalStatus, human_bytes};
 
+mod clock;
 mod ending;
 mod parking;
 mod progress;
@@ -40,6 +41,7 @@ mod reading;
 mod rows;
 mod silence;
 
+use clock::ServerClock;
 pub use ending::Drained;
 use parking::Parking;
 pub use progress::{show_slot, slot_status};
@@ -191,7 +193,10 @@ pub struct Session<'a, S = Socket> {
     begun_at: Lsn,
     draining_until: Option<Instant>,
     last_delivery: Instant,
+    /// The record that waits longest, and since when it does.
+    oldest_since: Option<(Ticket, Instant, SystemTime)>,
     commit_time: Option<SystemTime>,
+    server_clock: ServerClock,
     insistence: Insistence,
     silence: Silence,
     /// As last seen.
@@ -235,7 +240,9 @@ impl<'a, S: Wire> Session<'a, S> {
             begun_at: start.confirmed,
             draining_until: None,
             last_delivery: now,
+            oldest_since: None,
             commit_time: None,
+            server_clock: ServerClock::new(now),
             insistence: Insistence::default(),
             silence: Silence::default(),
             slot: None,

@@ -1,6 +1,7 @@
 //! Questions to the cluster that block until they are answered: which cluster is it, which partitions has a topic, how large
 //! a record does it take. Asked by the librarian's thread, and by `doctor`, which has no loop.
 
+use std::net::{TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,10 +10,11 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, Top
 use rdkafka::client::Client;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-use rdkafka::metadata::MetadataTopic;
+use rdkafka::metadata::{MetadataBroker, MetadataTopic};
 
 use crate::config::{Config, TopicsCreate};
 use crate::sink::SettingsRefused;
+use crate::sink::origin::with_origin;
 use crate::sink::producer::{Context, Mailbox};
 use crate::sink::properties;
 
@@ -24,6 +26,12 @@ const CREATED_WITHIN: Duration = Duration::from_secs(3);
 const LIMITS_WITHIN: Duration = Duration::from_secs(2);
 const REASON_WITHIN: Duration = Duration::from_secs(1);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+/// A look at the whole cluster knocks at no more brokers, and waits no longer at each of their addresses.
+const BROKERS_MAX: usize = 20;
+const REACHED_WITHIN: Duration = Duration::from_secs(2);
+/// A probe asks for the limits of no more topics that lack replicas: each takes a moment.
+const WEAK_MAX: usize = 5;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterIdentity {
     pub id: String,
@@ -53,6 +61,18 @@ pub struct Probed {
     pub healthy: bool,
     /// A topic that the brokers, who answered, do not have.
     pub missing: Option<Arc<str>>,
+    /// A partition that refuses all records.
+    pub short: Option<Short>,
+}
+
+/// A partition that has fewer replicas in sync than its topic asks for. The broker refuses its records, or lets them wait with
+/// all that comes behind them on the connection, and the producer tries again without a word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Short {
+    pub topic: Arc<str>,
+    pub partition: i32,
+    pub in_sync: usize,
+    pub wanted: usize,
 }
 
 /// What metadata shows of the whole cluster.
@@ -61,6 +81,8 @@ pub struct ClusterFacts {
     pub id: String,
     pub brokers: usize,
     pub topics: Vec<Arc<str>>,
+    /// Addresses under which brokers are known to the cluster, and where nobody answers; each with the reason.
+    pub unreachable: Vec<String>,
 }
 
 /// A client for questions. See the module.
@@ -74,7 +96,10 @@ pub struct Desk {
 impl Desk {
     /// Fails on settings that librdkafka refuses; contacts no broker.
     pub fn open(config: &Config, mailbox: &Arc<Mailbox>) -> KafkaResult<Desk> {
-        let context = Context::new(mailbox.clone(), 0);
+        Desk::with(config, mailbox, Context::new(mailbox.clone(), 0))
+    }
+
+    fn with(config: &Config, mailbox: &Arc<Mailbox>, context: Context) -> KafkaResult<Desk> {
         let client = AdminClient::from_config_and_context(&properties::librarian(config), context)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
@@ -84,12 +109,17 @@ impl Desk {
 
     /// A desk whose errors nobody else listens to.
     pub fn alone(config: &Config) -> Result<Desk, SettingsRefused> {
-        Desk::open(config, &Arc::default()).map_err(|error| SettingsRefused(error.to_string()))
+        let mailbox = Arc::default();
+        let context = Context::that_listens_to_log(Arc::clone(&mailbox));
+        Desk::with(config, &mailbox, context).map_err(|error| SettingsRefused(error.to_string()))
     }
 
     /// The whole cluster. The error is the last one of a connection, where there was one.
     pub fn all(&self) -> Result<ClusterFacts, String> {
-        let metadata = self.inner().fetch_metadata(None, ANSWER_WITHIN).map_err(|error| {
+        let ask = || self.inner().fetch_metadata(None, ANSWER_WITHIN);
+        // The first answer tells where the brokers are, and librdkafka may let go of the address it began with, and of the
+        // question. Asked again it goes where it was led to.
+        let metadata = ask().or_else(|_| ask()).map_err(|error| {
             // Why a connection failed comes by another way, and a moment later.
             let mut inbox = crate::sink::producer::Inbox::default();
             let until = Instant::now() + REASON_WITHIN;
@@ -97,12 +127,14 @@ impl Desk {
                 thread::sleep(BETWEEN_LOOKS);
                 self.mailbox.take(&mut inbox);
             }
-            inbox.error.unwrap_or_else(|| error.to_string())
+            let brokers = self.config.kafka.brokers.as_deref().unwrap_or_default();
+            inbox.error.map_or_else(|| error.to_string(), |reason| with_origin(reason, brokers))
         })?;
         Ok(ClusterFacts {
             id: self.inner().fetch_cluster_id(ANSWER_WITHIN).unwrap_or_default(),
             brokers: metadata.brokers().len(),
             topics: metadata.topics().iter().map(|topic| topic.name().into()).collect(),
+            unreachable: metadata.brokers().iter().take(BROKERS_MAX).filter_map(why_unreachable).collect(),
         })
     }
 
@@ -212,16 +244,51 @@ impl Desk {
 
     /// What a fresh client sees of these topics: one that has been there all along may hang together with the producer.
     pub fn probe(&self, topics: &[Arc<str>]) -> Probed {
-        let nothing = Probed { healthy: false, missing: None };
+        let nothing = Probed { healthy: false, missing: None, short: None };
         let Ok(fresh) = Desk::open(&self.config, &Arc::default()) else { return nothing };
         let Ok(metadata) = fresh.inner().fetch_metadata(None, ANSWER_WITHIN) else { return nothing };
         let find = |name: &Arc<str>| metadata.topics().iter().find(|topic| topic.name() == &**name);
         let answered = !metadata.brokers().is_empty();
+        let weak =
+            topics.iter().filter_map(|name| Some((name, find(name)?))).filter(|(_, topic)| lacks_replicas(topic));
+        let short = weak.take(WEAK_MAX).find_map(|(name, topic)| short(name, topic, fresh.limits(name).1?));
         Probed {
-            healthy: answered && topics.iter().all(|name| find(name).is_some_and(has_leaders)),
+            healthy: answered && short.is_none() && topics.iter().all(|name| find(name).is_some_and(has_leaders)),
             missing: topics.iter().find(|name| answered && find(name).is_none()).cloned(),
+            short,
         }
     }
+}
+
+/// Clients are led to the addresses that the brokers advertise, whichever they began with.
+fn why_unreachable(broker: &MetadataBroker) -> Option<String> {
+    let (host, Ok(port)) = (broker.host(), u16::try_from(broker.port())) else { return None };
+    let why = match (host, port).to_socket_addrs() {
+        Err(error) => error.to_string(),
+        Ok(addresses) => {
+            let mut why = "the name has no address".to_owned();
+            for address in addresses {
+                match TcpStream::connect_timeout(&address, REACHED_WITHIN) {
+                    Ok(_) => return None,
+                    Err(error) => why = error.to_string(),
+                }
+            }
+            why
+        }
+    };
+    Some(format!("broker {} at {host}:{port}: {why}", broker.id()))
+}
+
+fn lacks_replicas(topic: &MetadataTopic) -> bool {
+    topic.partitions().iter().any(|partition| partition.isr().len() < partition.replicas().len())
+}
+
+/// The first partition with fewer replicas in sync than `least`. The broker asks for no more than there are.
+fn short(name: &Arc<str>, topic: &MetadataTopic, least: usize) -> Option<Short> {
+    topic.partitions().iter().find_map(|partition| {
+        let (in_sync, wanted) = (partition.isr().len(), least.min(partition.replicas().len()));
+        (in_sync < wanted).then(|| Short { topic: name.clone(), partition: partition.id(), in_sync, wanted })
+    })
 }
 
 fn has_leaders(topic: &MetadataTopic) -> bool {

@@ -24,13 +24,13 @@ use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
 use crate::router::Record;
 use crate::sink::client::{Client, Librdkafka, Produce};
-use crate::sink::desk::{ClusterIdentity, Probed};
+use crate::sink::desk::{ClusterIdentity, Probed, Short};
 use crate::sink::librarian::{Answer, Ask};
 use crate::sink::producer::{FailedReport, Inbox, Mailbox};
 use crate::sink::properties::{self, Kind};
 use crate::sink::refusal::{Refusal, classify};
 use crate::sink::topics::{NotReady, TopicBook};
-use crate::sink::{Delivery, SettingsRefused, TopicId, Waiting};
+use crate::sink::{Delivery, Oldest, SettingsRefused, TopicId, Waiting};
 
 /// An error of a connection counts once records have waited for so long: one broker of several may be away.
 const FAILING_AFTER: Duration = Duration::from_secs(2);
@@ -88,6 +88,8 @@ pub struct KafkaSink {
     silent_after: Duration,
     probing: bool,
     probe_at: Option<Instant>,
+    /// What the last probe saw.
+    short: Option<Short>,
     cluster: Option<Result<ClusterIdentity, String>>,
     error: Option<String>,
     connected: bool,
@@ -167,6 +169,7 @@ impl KafkaSink {
             silent_after: SILENT_AFTER,
             probing: false,
             probe_at: None,
+            short: None,
             cluster: None,
             error: None,
             connected: false,
@@ -241,10 +244,16 @@ impl KafkaSink {
         std::mem::take(&mut self.rebuilds)
     }
 
-    /// The longest wait of a record that is out, and its topic.
-    pub fn oldest_out(&self) -> Option<(Instant, Arc<str>)> {
+    /// The record that has waited longest for the broker.
+    pub fn oldest(&self) -> Option<Oldest> {
         let sent = self.sent.front()?;
-        Some((sent.at, self.topic_name(sent.topic)))
+        let (ticket, topic) = (Ticket(self.first_ticket), self.topic_name(sent.topic));
+        Some(Oldest { ticket, topic, partition: sent.partition })
+    }
+
+    /// A partition that takes nothing, where the cluster shows why.
+    pub fn short(&self) -> Option<&Short> {
+        self.short.as_ref()
     }
 
     /// A session begins, from this position on.
@@ -355,7 +364,7 @@ impl KafkaSink {
         let mut inbox = std::mem::take(&mut self.inbox);
         self.mailbox.take(&mut inbox);
         if let Some(error) = inbox.error.take() {
-            self.error = Some(error);
+            self.error = Some(self.topics.with_origin(error));
         }
         self.connected &= !inbox.all_brokers_down;
         for (generation, ticket) in inbox.delivered.drain(..) {

@@ -10,6 +10,7 @@
 //!  desk        the questions themselves: topics, limits, reachability
 //!  tail        which of our records are there already, for the start of a session
 //!  properties  librdkafka's settings, with the reason of each that a promise rests on
+//!  origin      whence an address comes at which nobody answers
 //!  refusal     what an error on a report means: poison, route, or neither
 //!
 //!  reader      a small consumer, for commands that show what has arrived
@@ -17,6 +18,8 @@
 //! ```
 //!
 //! This is the only place that names the Kafka client.
+
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -27,6 +30,7 @@ pub mod client;
 pub mod desk;
 pub mod kafka;
 pub mod librarian;
+pub mod origin;
 pub mod producer;
 pub mod properties;
 pub mod reader;
@@ -61,6 +65,14 @@ pub enum Waiting {
     Topic { topic: String, problem: String, remedy: String, since: Instant, refused_since: Option<Instant> },
     /// A failed delivery is being healed: the producer is emptied and made anew.
     Rebuild { reason: String, since: Instant },
+}
+
+/// The oldest record that the broker has not confirmed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Oldest {
+    pub ticket: Ticket,
+    pub topic: Arc<str>,
+    pub partition: u32,
 }
 
 /// Why a producer is made anew: the label of the metric.

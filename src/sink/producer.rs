@@ -116,11 +116,18 @@ pub struct Context {
     generation: u32,
     /// A purge of ours makes librdkafka cry: such a line is no news then.
     purging: Arc<AtomicBool>,
+    /// Nobody polls for the errors of its connections: they are taken from the log.
+    listens_to_log: bool,
 }
 
 impl Context {
     pub fn new(mailbox: Arc<Mailbox>, generation: u32) -> Self {
-        Context { mailbox, generation, purging: Arc::default() }
+        Context { mailbox, generation, purging: Arc::default(), listens_to_log: false }
+    }
+
+    /// Of a client that only asks.
+    pub fn that_listens_to_log(mailbox: Arc<Mailbox>) -> Self {
+        Context { listens_to_log: true, ..Context::new(mailbox, 0) }
     }
 }
 
@@ -134,6 +141,11 @@ impl ClientContext for Context {
             || facility == "GETPID"
         {
             return tracing::debug!(target: "librdkafka", facility, "{text}");
+        }
+        if self.listens_to_log && facility == "FAIL" {
+            // It begins with the name of the thread.
+            let reason = text.split_once("]: ").map_or(text, |(_, reason)| reason);
+            self.mailbox.put(|inbox| inbox.error = Some(without_counts(reason).to_owned()));
         }
         match level {
             // "error" means that somebody must act. Whether that is so, the relay's own state says.

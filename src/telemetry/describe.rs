@@ -1,5 +1,7 @@
 //! A status in words and human units, for the page and for `walpost status`. Pure.
 
+use std::time::SystemTime;
+
 use super::health::{EndStatus, Status, WalStatus};
 
 /// WAL that a slot keeps beyond its lag without anything being wrong: the server keeps whole segments and moves
@@ -134,6 +136,22 @@ pub fn human_bytes(bytes: u64) -> String {
     if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
 }
 
+/// `2026-11-30T22:41:05Z`.
+pub fn utc(at: SystemTime) -> String {
+    let seconds = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    // Years are counted from March on, so that the day of the leap year is a year's last; 719,468 days lie between the first
+    // March of all and 1970.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = (400 * era + year + u64::from(month >= 10), if month < 10 { month + 3 } else { month - 9 });
+    let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
 /// `1,234,567`.
 pub fn human_count(count: u64) -> String {
     let digits = count.to_string();
@@ -184,6 +202,16 @@ mod tests {
             [-1.0, 0.012, 3.21, 250.9, 7_500.0, 273_600.0].map(human_seconds),
             ["0 ms", "12 ms", "3.2 s", "4 min 10 s", "2 h 5 min", "3 d 4 h"]
         );
+    }
+
+    #[test]
+    fn a_moment_is_a_date_and_a_time() {
+        let at = |seconds| utc(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds));
+        assert_eq!(at(0), "1970-01-01T00:00:00Z");
+        assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(at(1_796_082_065), "2026-11-30T23:41:05Z");
+        assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00Z");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub enum State {
     /// Streaming, more than 10 s behind.
     CatchingUp,
     Streaming,
-    /// Rows wait and nothing was delivered for 10 s, or nothing comes from Postgres, although it should.
+    /// The oldest row has waited for Kafka for 10 s, or nothing comes from Postgres, although it should.
     Stalled,
     /// A topic refuses: unknown, not authorised, or refused by policy.
     WaitingForTopic,

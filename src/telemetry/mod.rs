@@ -20,7 +20,7 @@ pub mod metrics;
 mod page;
 pub mod server;
 
-pub use describe::{facts, human_bytes, human_count, human_seconds};
+pub use describe::{facts, human_bytes, human_count, human_seconds, utc};
 pub use health::{EndStatus, InFlightStatus, ParkedStatus, SlotStatus, State, Status, WalStatus};
 pub use metrics::{Metrics, Target, TopicMetrics};
 

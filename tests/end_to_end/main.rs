@@ -2,6 +2,7 @@
 //! Java and what `scripts/stack` finds or fetches, and fail without it. `tails` alone uses the library.
 
 mod a_message_that_cannot_be_sent;
+mod broker_faults;
 mod documents;
 mod effectively_once;
 mod exactly_the_committed_rows;
@@ -22,7 +23,9 @@ mod last_write_wins;
 mod memory_is_bounded;
 mod no_repeats_without_a_crash;
 mod nothing_is_lost;
+mod one_stuck_partition;
 mod parked;
+mod process_faults;
 mod record_first;
 mod recover;
 mod setting_up;

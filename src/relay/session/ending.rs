@@ -15,6 +15,7 @@ pub struct Drained {
 
 impl<S: Wire> Session<'_, S> {
     pub(super) fn show_state(&mut self, now: Instant) {
+        let oldest = self.oldest(now);
         let (connected, error) = self.lent.sink.connection();
         let kafka = EndStatus { connected: Some(connected), error: error.map(str::to_owned) };
         let facts = Facts {
@@ -25,9 +26,10 @@ impl<S: Wire> Session<'_, S> {
                 && (self.pending.is_some() || self.tracker.in_flight().0 > 0)
                 && !planted!(NeverSaysStalled),
             since_delivery: now.saturating_duration_since(self.last_delivery),
-            oldest_out: self.lent.sink.oldest_out().map(|(at, topic)| (now.saturating_duration_since(at), topic)),
+            oldest,
+            short: self.lent.sink.short().cloned(),
             kafka_error: error.map(str::to_owned),
-            behind: self.commit_time.filter(|_| !self.tracker.is_idle()).and_then(|at| at.elapsed().ok()),
+            behind: self.commit_time.filter(|_| !self.tracker.is_idle()).and_then(|at| self.server_clock.age(at, now)),
             quiet: self.quiet_until.is_some(),
             server: self.silence.of(now),
             unreadable: (self.lent.unreadable.filter(|_| self.confirmed == self.begun_at))
@@ -38,10 +40,22 @@ impl<S: Wire> Session<'_, S> {
         }
         let (state, reason, remedy) = condition::of(&facts);
         self.lent.telemetry.connected(Target::Kafka, kafka);
-        let oldest = self.tracker.oldest_commit_time().and_then(|at| at.elapsed().ok());
+        if let Some(ahead) = self.server_clock.ahead_seconds(now) {
+            self.lent.telemetry.metrics.clock_skew.set(ahead);
+        }
+        let oldest = self.tracker.oldest_commit_time().and_then(|at| self.server_clock.age(at, now));
         self.lent.telemetry.oldest_unconfirmed(oldest.and_then(|age| now.checked_sub(age)));
         self.lent.telemetry.set_state(state, reason, remedy);
         self.warn_of_held_log(state, now);
+    }
+
+    /// The record that has waited longest for the broker: since when is known as exactly as this is asked often.
+    fn oldest(&mut self, now: Instant) -> Option<Waits> {
+        let record = self.lent.sink.oldest()?;
+        let before = self.oldest_since.filter(|(ticket, ..)| *ticket == record.ticket);
+        let (_, began, since) = before.unwrap_or_else(|| (record.ticket, now, SystemTime::now()));
+        self.oldest_since = Some((record.ticket, began, since));
+        Some(Waits { record, lasts: now.saturating_duration_since(began), since })
     }
 
     /// `on_route_error`: a topic that takes no records ends the waiting, unless it is `wait`.

@@ -290,8 +290,9 @@ impl KafkaSink {
                 self.cluster = Some(identity);
             }
             Answer::Topic { name, facts } => self.topics.answered(&name, facts, now, self.outstanding),
-            Answer::Probe(Probed { healthy, missing }) => {
+            Answer::Probe(Probed { healthy, missing, short }) => {
                 self.probing = false;
+                self.short = short;
                 self.probe_at = Some(now + PROBE_EVERY);
                 if let Some(topic) = missing.filter(|_| self.outstanding > 0) {
                     // librdkafka waits half a minute before it says so, and tries again all the while. Should the topic be made

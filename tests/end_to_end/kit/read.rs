@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 
@@ -62,7 +63,12 @@ impl Kafka {
         }
         consumer.assign(&assignment).expect("an assignment");
         while !ends.is_empty() {
-            let message = wait_some(seconds(30), "records that are there", || consumer.poll(seconds(1)));
+            // One broker of several may be away, which is no news.
+            let away =
+                |error: &KafkaError| error.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure);
+            let message = wait_some(seconds(30), "records that are there", || {
+                consumer.poll(seconds(1)).filter(|polled| !polled.as_ref().err().is_some_and(away))
+            });
             let message = message.expect("a record");
             let place = (message.topic().to_owned(), message.partition());
             // What arrived after the ends were asked for is another read's.

@@ -232,7 +232,7 @@ impl State {
                 let exists =
                     |name: &Arc<str>| self.kafka.topics.iter().any(|topic| *topic.name == **name && topic.exists(now));
                 let missing = names.iter().find(|name| well && !exists(name)).cloned();
-                Answer::Probe(Probed { healthy: well && missing.is_none(), missing })
+                Answer::Probe(Probed { healthy: well && missing.is_none(), missing, short: None })
             }
             Ask::Topic(name) => {
                 let facts = self.topic_facts(&name, well, now);
