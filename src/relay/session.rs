@@ -43,6 +43,7 @@ mod silence;
 
 use clock::ServerClock;
 pub use ending::Drained;
+use ending::say_goodbye;
 use parking::Parking;
 pub use progress::{show_slot, slot_status};
 use reading::{Gulp, Insistence, Pump};
@@ -464,30 +465,6 @@ impl<'a, S: Wire> Session<'a, S> {
             self.stop = Some(Stop { reason, remedy });
             self.show_state(Instant::now());
         }
-    }
-}
-
-/// The last words: the confirmed position, once more, and the end of the copy, so that the slot stands exactly there when
-/// the process is gone.
-async fn say_goodbye<S: Wire>(
-    mut stream: Stream<S>,
-    status: &StandbyStatusUpdate,
-    mut control: Control,
-    nothing_under_way: bool,
-) {
-    let said = match stream.send_status(status).await {
-        Ok(()) => stream.finish().await,
-        Err(error) => Err(error),
-    };
-    if let Err(error) = said {
-        tracing::warn!(
-            error = error.text(),
-            "the server did not confirm the end of the stream; some rows may come again"
-        );
-    }
-    // With requests still under way the next holder must wait for them to pass.
-    if nothing_under_way {
-        control.sign_off().await;
     }
 }
 

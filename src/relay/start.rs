@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use crate::config::Config;
 use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
-use crate::names::{TableName, quote_ident};
+use crate::names::TableName;
 use crate::parking::Queues;
 use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, TableFacts, TableLookup};
 use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, Recorder, State as RecordState};
@@ -26,6 +26,8 @@ use crate::relay::carried::{Carried, Taken};
 use crate::relay::session::{Left, Start};
 use crate::source::connection::Connection;
 use crate::telemetry::State;
+
+mod publication;
 
 /// Shows up in `pg_stat_replication`.
 const APPLICATION_NAME: &str = "walpost";
@@ -234,7 +236,7 @@ impl Starter {
         }
         let publication = catalog::publication(client, version, &postgres.publication, Some(&table));
         let publication = publication.await.map_err(catalog_trouble)?;
-        let problem = unusable.or_else(|| publication_problem(publication.as_ref(), &postgres.publication, &table));
+        let problem = unusable.or_else(|| publication::problem(publication.as_ref(), &postgres.publication, &table));
         if let Some(filter) = publication.as_ref().and_then(PublicationFacts::row_filter)
             && !std::mem::replace(&mut self.said_row_filter, true)
         {
@@ -478,32 +480,4 @@ fn catalog_trouble(error: CatalogError) -> NotNow {
 fn checkpoint_trouble(error: CheckpointError) -> NotNow {
     let kind = error.sqlstate().map_or(ErrorKind::Other, ErrorKind::of_sqlstate);
     NotNow::Trouble { kind, text: error.text(), remedy: "nothing, if it passes: walpost tries again".to_owned() }
-}
-
-/// What of the publication would lose rows, and the statement that mends it.
-fn publication_problem(
-    publication: Option<&PublicationFacts>,
-    name: &str,
-    table: &TableFacts,
-) -> Option<(String, String)> {
-    let (publication_sql, table_sql) = (quote_ident(name), table.sql());
-    let Some(publication) = publication else {
-        return Some((format!("there is no publication {name}"), "run `walpost setup`".to_owned()));
-    };
-    if !publication.covers() {
-        return Some((
-            format!("the publication {name} does not carry the table {table_sql}: its rows are not in the stream"),
-            format!(
-                "run `walpost setup`, or as its owner: begin; set local lock_timeout = '10s'; lock table {table_sql} in \
-                 share mode; alter publication {publication_sql} add table {table_sql}; commit"
-            ),
-        ));
-    }
-    if !publication.inserts {
-        return Some((
-            format!("the publication {name} does not publish inserts"),
-            format!("alter publication {publication_sql} set (publish = 'insert')"),
-        ));
-    }
-    publication.shared()
 }

@@ -159,3 +159,27 @@ impl<S: Wire> Session<'_, S> {
         self.tracker.in_flight().0 == 0 || self.lent.sink.only_frozen_left()
     }
 }
+
+/// The last words: the confirmed position, once more, and the end of the copy, so that the slot stands exactly there when
+/// the process is gone.
+pub(super) async fn say_goodbye<S: Wire>(
+    mut stream: Stream<S>,
+    status: &StandbyStatusUpdate,
+    mut control: Control,
+    nothing_under_way: bool,
+) {
+    let said = match stream.send_status(status).await {
+        Ok(()) => stream.finish().await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = said {
+        tracing::warn!(
+            error = error.text(),
+            "the server did not confirm the end of the stream; some rows may come again"
+        );
+    }
+    // With requests still under way the next holder must wait for them to pass.
+    if nothing_under_way {
+        control.sign_off().await;
+    }
+}
