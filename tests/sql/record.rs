@@ -157,6 +157,36 @@ async fn nothing_is_recorded_once_the_publication_or_the_table_has_changed() {
     place.clean_up().await;
 }
 
+/// Rows that committed while it was another are in no stream, also when it is as it was again. And rows of a partition that
+/// is not in the log never are.
+#[tokio::test]
+async fn a_change_that_was_noted_is_not_undone() {
+    let place = Place::new("noted").await;
+    place.set_up().await;
+    place.sql("ALTER PUBLICATION walpost DROP TABLE outbox_messages").await;
+    place.sql("DROP TABLE outbox_messages").await;
+    place.sql("CREATE TABLE outbox_messages (id int, kind text) PARTITION BY LIST (kind)").await;
+    place.sql("CREATE TABLE outbox_a PARTITION OF outbox_messages DEFAULT").await;
+    place.sql("ALTER PUBLICATION walpost ADD TABLE outbox_messages").await;
+    let recorder = place.begin().await;
+    let before = place.fingerprint().await;
+    place.sql("ALTER TABLE outbox_a SET UNLOGGED").await;
+    assert_ne!(place.fingerprint().await, before);
+    let lsn = place.end_of_wal().await;
+    let answer = recorder.record(&place.client, lsn).await.unwrap();
+    assert!(matches!(answer, Recorded::FingerprintChanged { .. }), "{answer:?}");
+    place.sql("ALTER TABLE outbox_a SET LOGGED").await;
+    assert_eq!(place.fingerprint().await, before);
+    let slot = place.record().await.slot_name;
+    for first in [true, false] {
+        let recorded = place.record().await.fingerprint;
+        assert_eq!(checkpoint::mark_changed(&place.client, &slot, &recorded).await.unwrap(), first, "noted once");
+        let answer = recorder.record(&place.client, lsn).await.unwrap();
+        assert!(matches!(answer, Recorded::FingerprintChanged { .. }), "{answer:?}");
+    }
+    place.clean_up().await;
+}
+
 #[tokio::test]
 async fn what_changes_nothing_for_us_keeps_the_fingerprint() {
     let place = Place::new("unchanged").await;

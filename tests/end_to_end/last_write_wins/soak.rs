@@ -134,7 +134,8 @@ impl<'a> Soak<'a> {
             Kill::BeforeTheRecord => {
                 sql.execute("begin; select from walpost.checkpoint for update");
                 let before = relay.published();
-                wait_for(seconds(40), "deliveries", || relay.published() > before + 20);
+                // A message to be set aside waits behind the record, and everything behind it.
+                wait_for(seconds(40), "deliveries", || relay.published() > before + 20 || relay.state() == "stalled");
                 relay.kill9();
                 sql.execute("rollback");
             }
