@@ -364,7 +364,7 @@ impl KafkaSink {
         let mut inbox = std::mem::take(&mut self.inbox);
         self.mailbox.take(&mut inbox);
         if let Some(error) = inbox.error.take() {
-            self.error = Some(error);
+            self.error = Some(self.topics.with_origin(error));
         }
         self.connected &= !inbox.all_brokers_down;
         for (generation, ticket) in inbox.delivered.drain(..) {

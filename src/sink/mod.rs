@@ -10,6 +10,7 @@
 //!  desk        the questions themselves: topics, limits, reachability
 //!  tail        which of our records are there already, for the start of a session
 //!  properties  librdkafka's settings, with the reason of each that a promise rests on
+//!  origin      whence an address comes at which nobody answers
 //!  refusal     what an error on a report means: poison, route, or neither
 //!
 //!  reader      a small consumer, for commands that show what has arrived
@@ -29,6 +30,7 @@ pub mod client;
 pub mod desk;
 pub mod kafka;
 pub mod librarian;
+pub mod origin;
 pub mod producer;
 pub mod properties;
 pub mod reader;

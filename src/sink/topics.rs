@@ -12,6 +12,7 @@ use rdkafka::error::RDKafkaErrorCode;
 use crate::sink::client::Client;
 use crate::sink::desk::{TopicFacts, TopicProblem};
 use crate::sink::librarian::Ask;
+use crate::sink::origin::with_origin;
 use crate::sink::refusal::{Refusal, classify, route_remedy};
 use crate::sink::{TopicId, Waiting};
 
@@ -67,6 +68,11 @@ pub enum NotReady {
 impl TopicBook {
     pub fn new(batch_size: usize, brokers: String) -> Self {
         TopicBook { list: Vec::new(), ids: BTreeMap::new(), batch_size, brokers, blocked: None }
+    }
+
+    /// See [`crate::sink::origin`].
+    pub fn with_origin(&self, error: String) -> String {
+        with_origin(error, &self.brokers)
     }
 
     pub fn name(&self, id: TopicId) -> Arc<str> {

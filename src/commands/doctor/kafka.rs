@@ -44,6 +44,17 @@ fn ask(config: &Config) -> Findings {
         }
     };
     let mut checks = vec![Check::ok("kafka.reach", format!("{} brokers, cluster {}", cluster.brokers, cluster.id))];
+    if !cluster.unreachable.is_empty() {
+        checks.push(Check::fail(
+            "kafka.advertised",
+            format!(
+                "{brokers} answers and leads to addresses where nobody answers from here: {}",
+                cluster.unreachable.join("; ")
+            ),
+            "records go to the address that the leader of their partition advertises; rows for these brokers wait",
+            "mend advertised.listeners of these brokers, or open the way to them from here",
+        ));
+    }
     checks.extend(topics(config, &cluster, |topic| desk.facts(topic)));
     // Some compatible brokers have no id.
     Findings { checks, kafka_cluster_id: Some(cluster.id).filter(|id| !id.is_empty()) }
@@ -164,7 +175,12 @@ mod tests {
     }
 
     fn cluster(topics: &[&str]) -> ClusterFacts {
-        ClusterFacts { id: "c".into(), brokers: 3, topics: topics.iter().map(|topic| (*topic).into()).collect() }
+        ClusterFacts {
+            id: "c".into(),
+            brokers: 3,
+            topics: topics.iter().map(|topic| (*topic).into()).collect(),
+            unreachable: Vec::new(),
+        }
     }
 
     #[test]

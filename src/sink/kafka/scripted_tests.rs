@@ -2,6 +2,7 @@
 //! sequence of a producer that it does not know, and which can be told to refuse a request. A real broker errs like that for
 //! a few milliseconds only; what walpost promises is tested on a real one elsewhere.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rdkafka::bindings::rd_kafka_resp_err_t as Refused;
@@ -136,4 +137,35 @@ async fn a_partition_is_opened_anew_by_each_producer() {
     script.broker.refuse_produce(&[Refused::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION]);
     script.deliver(20).await;
     assert_eq!(script.stored(25).await, Vec::from_iter(0..25));
+}
+
+/// A broker that takes the producer for another's, or believes a record missing before it: the producer is dead or its next
+/// records would be refused, too. A new one goes on.
+#[tokio::test]
+async fn a_producer_that_is_fenced_or_out_of_sequence_is_replaced_and_nothing_is_lost_or_swapped() {
+    let goes_on = async |error: Refused| {
+        let mut script = Script::new();
+        script.deliver(5).await;
+        // As many as are under way: the cluster that is scripted does not refuse those behind by itself.
+        script.broker.refuse_produce(&[error; 5]);
+        script.deliver(20).await;
+        let mut stored = script.stored(25).await;
+        let mut seen = BTreeSet::new();
+        stored.retain(|number| seen.insert(*number));
+        assert_eq!(stored, Vec::from_iter(0..25), "{error:?}: first arrivals, in their order");
+        let rebuilds = script.sink.take_rebuilds();
+        assert!(!rebuilds.is_empty(), "{error:?}: the producer is still the old one");
+    };
+    let errors = [
+        Refused::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER,
+        Refused::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
+        Refused::RD_KAFKA_RESP_ERR_PRODUCER_FENCED,
+        Refused::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_ID_MAPPING,
+        // These pass, and librdkafka gives the records back all the same.
+        Refused::RD_KAFKA_RESP_ERR_THROTTLING_QUOTA_EXCEEDED,
+        Refused::RD_KAFKA_RESP_ERR_FENCED_LEADER_EPOCH,
+        Refused::RD_KAFKA_RESP_ERR_NETWORK_EXCEPTION,
+        Refused::RD_KAFKA_RESP_ERR_UNKNOWN,
+    ];
+    futures_util::future::join_all(errors.map(goes_on)).await;
 }

@@ -7,6 +7,7 @@
 mod broker;
 mod case;
 mod certs;
+mod disk;
 mod http;
 mod kafka;
 mod murmur2;
@@ -26,6 +27,7 @@ mod workload;
 pub use broker::Broker;
 pub use case::Case;
 pub use certs::{Authority, Certificate};
+pub use disk::Disk;
 pub use kafka::{AUTHORIZER, Kafka, SCRAM_PASSWORD, SCRAM_USER, alter_topic};
 pub use murmur2::partition;
 pub use outbox::{Message, TABLES, Table, insert};
