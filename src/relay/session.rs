@@ -32,6 +32,7 @@ use crate::source::stream::{Stream, Wire};
 use crate::source::{Relation, Row, SourceEvent};
 use crate::telemetry::{EndStatus, SlotStatus, State, Target, Telemetry, TopicMetrics, WalStatus, human_bytes};
 
+mod clock;
 mod ending;
 mod parking;
 mod progress;
@@ -39,6 +40,7 @@ mod reading;
 mod rows;
 mod silence;
 
+use clock::ServerClock;
 pub use ending::Drained;
 use parking::Parking;
 pub use progress::{show_slot, slot_status};
@@ -185,6 +187,7 @@ pub struct Session<'a, S = Socket> {
     /// The record that waits longest, and since when it does.
     oldest_since: Option<(Ticket, Instant, SystemTime)>,
     commit_time: Option<SystemTime>,
+    server_clock: ServerClock,
     insistence: Insistence,
     silence: Silence,
     /// As last seen.
@@ -228,6 +231,7 @@ impl<'a, S: Wire> Session<'a, S> {
             last_delivery: now,
             oldest_since: None,
             commit_time: None,
+            server_clock: ServerClock::new(now),
             insistence: Insistence::default(),
             silence: Silence::default(),
             slot: None,

@@ -23,6 +23,7 @@ mod no_repeats_without_a_crash;
 mod nothing_is_lost;
 mod one_stuck_partition;
 mod parked;
+mod process_faults;
 mod record_first;
 mod recover;
 mod setting_up;

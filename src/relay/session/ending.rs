@@ -29,7 +29,7 @@ impl<S: Wire> Session<'_, S> {
             oldest,
             short: self.lent.sink.short().cloned(),
             kafka_error: error.map(str::to_owned),
-            behind: self.commit_time.filter(|_| !self.tracker.is_idle()).and_then(|at| at.elapsed().ok()),
+            behind: self.commit_time.filter(|_| !self.tracker.is_idle()).and_then(|at| self.server_clock.age(at, now)),
             quiet: self.quiet_until.is_some(),
             server: self.silence.of(now),
         };
@@ -38,7 +38,10 @@ impl<S: Wire> Session<'_, S> {
         }
         let (state, reason, remedy) = condition::of(&facts);
         self.lent.telemetry.connected(Target::Kafka, kafka);
-        let oldest = self.tracker.oldest_commit_time().and_then(|at| at.elapsed().ok());
+        if let Some(ahead) = self.server_clock.ahead_seconds(now) {
+            self.lent.telemetry.metrics.clock_skew.set(ahead);
+        }
+        let oldest = self.tracker.oldest_commit_time().and_then(|at| self.server_clock.age(at, now));
         self.lent.telemetry.oldest_unconfirmed(oldest.and_then(|age| now.checked_sub(age)));
         self.lent.telemetry.set_state(state, reason, remedy);
         self.warn_of_held_log(state, now);

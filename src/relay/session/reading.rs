@@ -44,7 +44,8 @@ impl<S: Wire> Session<'_, S> {
             }
             match self.stream.next()? {
                 None => return Ok(Pump::Empty),
-                Some(Frame::XLogData { data, .. }) => {
+                Some(Frame::XLogData { data, sent, .. }) => {
+                    self.server_clock.heard(sent, now);
                     self.insistence = Insistence::default();
                     self.gulp.add(data.len(), now);
                     let event = self.decoder.decode(data)?;
@@ -53,7 +54,7 @@ impl<S: Wire> Session<'_, S> {
                     }
                 }
                 Some(Frame::PrimaryKeepalive { wal_end, sent, reply_requested }) => {
-                    self.lent.telemetry.metrics.clock_skew.set(seconds_ahead(sent));
+                    self.server_clock.heard(sent, now);
                     self.tracker.keepalive(wal_end);
                     if reply_requested {
                         self.insistence.reply_requested(now);
@@ -135,14 +136,6 @@ impl Insistence {
 
     pub(super) fn is_of_a_shutdown(&self) -> bool {
         self.asked.is_some_and(|(_, count)| count > DRAINING_KEEPALIVES)
-    }
-}
-
-/// How far the server's clock is ahead of ours, in seconds.
-fn seconds_ahead(server: SystemTime) -> f64 {
-    match server.duration_since(SystemTime::now()) {
-        Ok(ahead) => ahead.as_secs_f64(),
-        Err(behind) => -behind.duration().as_secs_f64(),
     }
 }
 

@@ -19,6 +19,7 @@ use super::wait::{seconds, wait_for, wait_some};
 pub struct WalpostCommand {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    stderr: Option<PathBuf>,
 }
 
 /// `walpost ARGUMENTS`, separated by spaces.
@@ -27,6 +28,7 @@ pub fn walpost(arguments: &str) -> WalpostCommand {
     WalpostCommand {
         arguments: arguments.split_whitespace().map(str::to_owned).collect(),
         environment: environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
+        stderr: None,
     }
 }
 
@@ -54,6 +56,12 @@ impl WalpostCommand {
     /// A variable; the last one of a name wins.
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Its standard error goes there; what the running relay shows as its log is then empty.
+    pub fn stderr_to(mut self, path: impl Into<PathBuf>) -> Self {
+        self.stderr = Some(path.into());
         self
     }
 
@@ -107,7 +115,11 @@ impl WalpostCommand {
         if self.arguments.first().is_some_and(|first| first == "run") {
             command.env("WALPOST_HTTP", format!("127.0.0.1:{port}"));
         }
-        command.stdout(file("stdout")).stderr(file("stderr"));
+        let stderr = match &self.stderr {
+            Some(path) => fs::OpenOptions::new().create(true).append(true).open(path).expect("a file for its errors"),
+            None => file("stderr"),
+        };
+        command.stdout(file("stdout")).stderr(stderr);
         let name = format!("walpost {}", self.arguments.join(" "));
         let process = Process::spawn(&name, &mut command);
         Walpost { port, dir, name, process }
