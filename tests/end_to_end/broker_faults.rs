@@ -8,6 +8,7 @@ use crate::kit::*;
 /// Afterwards one of the three hangs: its sockets stay open, the others take its partitions over, and the relay goes on while it
 /// still hangs.
 #[test]
+#[ignore = "for the night: three brokers that are started twice, under load, take minutes"]
 fn three_brokers_may_be_restarted_in_turn_and_one_of_them_may_hang() {
     let (mut kafka, postgres) = (Kafka::builder().brokers(3).start(), Postgres::start_major(MAJOR));
     let scene = Scene::new(&postgres, &kafka, Table::Walpost);
