@@ -10,12 +10,13 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, Top
 use rdkafka::client::Client;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-use rdkafka::metadata::{MetadataBroker, MetadataTopic};
+use rdkafka::metadata::{Metadata, MetadataBroker, MetadataTopic};
+use rdkafka::producer::{Producer as _, ThreadedProducer};
 
 use crate::config::{Config, TopicsCreate};
 use crate::sink::SettingsRefused;
 use crate::sink::origin::with_origin;
-use crate::sink::producer::{Context, Mailbox};
+use crate::sink::producer::{Context, Inbox, Mailbox};
 use crate::sink::properties;
 
 /// How long one question may take. Longer than a broker's failover, shorter than a person's patience.
@@ -24,7 +25,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const CREATED_WITHIN: Duration = Duration::from_secs(3);
 /// A topic's limits are good to know, and not every compatible broker tells them.
 const LIMITS_WITHIN: Duration = Duration::from_secs(2);
-const REASON_WITHIN: Duration = Duration::from_secs(1);
+const REASON_WITHIN: Duration = Duration::from_secs(3);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 /// A look at the whole cluster knocks at no more brokers, and waits no longer at each of their addresses.
 const BROKERS_MAX: usize = 20;
@@ -90,52 +91,57 @@ pub struct Desk {
     client: AdminClient<Context>,
     config: Config,
     runtime: tokio::runtime::Runtime,
-    mailbox: Arc<Mailbox>,
 }
 
 impl Desk {
     /// Fails on settings that librdkafka refuses; contacts no broker.
     pub fn open(config: &Config, mailbox: &Arc<Mailbox>) -> KafkaResult<Desk> {
-        Desk::with(config, mailbox, Context::new(mailbox.clone(), 0))
-    }
-
-    fn with(config: &Config, mailbox: &Arc<Mailbox>, context: Context) -> KafkaResult<Desk> {
+        let context = Context::new(mailbox.clone(), 0);
         let client = AdminClient::from_config_and_context(&properties::librarian(config), context)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .map_err(|error| KafkaError::ClientCreation(format!("no runtime could be made: {error}")))?;
-        Ok(Desk { client, config: config.clone(), runtime, mailbox: mailbox.clone() })
+        Ok(Desk { client, config: config.clone(), runtime })
     }
 
     /// A desk whose errors nobody else listens to.
     pub fn alone(config: &Config) -> Result<Desk, SettingsRefused> {
-        let mailbox = Arc::default();
-        let context = Context::that_listens_to_log(Arc::clone(&mailbox));
-        Desk::with(config, &mailbox, context).map_err(|error| SettingsRefused(error.to_string()))
+        Desk::open(config, &Arc::default()).map_err(|error| SettingsRefused(error.to_string()))
     }
 
     /// The whole cluster. The error is the last one of a connection, where there was one.
     pub fn all(&self) -> Result<ClusterFacts, String> {
-        let ask = || self.inner().fetch_metadata(None, ANSWER_WITHIN);
-        // The first answer tells where the brokers are, and librdkafka may let go of the address it began with, and of the
-        // question. Asked again it goes where it was led to.
-        let metadata = ask().or_else(|_| ask()).map_err(|error| {
-            // Why a connection failed comes by another way, and a moment later.
-            let mut inbox = crate::sink::producer::Inbox::default();
-            let until = Instant::now() + REASON_WITHIN;
-            while inbox.error.is_none() && Instant::now() < until {
-                thread::sleep(BETWEEN_LOOKS);
-                self.mailbox.take(&mut inbox);
-            }
-            let brokers = self.config.kafka.brokers.as_deref().unwrap_or_default();
-            inbox.error.map_or_else(|| error.to_string(), |reason| with_origin(reason, brokers))
-        })?;
+        let metadata = match self.inner().fetch_metadata(None, ANSWER_WITHIN) {
+            Ok(metadata) => metadata,
+            Err(error) => self.insist(&error)?,
+        };
         Ok(ClusterFacts {
             id: self.inner().fetch_cluster_id(ANSWER_WITHIN).unwrap_or_default(),
             brokers: metadata.brokers().len(),
             topics: metadata.topics().iter().map(|topic| topic.name().into()).collect(),
             unreachable: metadata.brokers().iter().take(BROKERS_MAX).filter_map(why_unreachable).collect(),
         })
+    }
+
+    /// The first answer tells where the brokers are, and librdkafka may then let go of the address it began with, and of the
+    /// question. Asked again it goes where it was led to: that succeeds, or gives the reason. Only a client that is polled hears
+    /// the errors of its connections, and among those the producer is.
+    fn insist(&self, error: &KafkaError) -> Result<Metadata, String> {
+        let (mailbox, mut inbox) = (Arc::<Mailbox>::default(), Inbox::default());
+        let context = Context::new(mailbox.clone(), 0);
+        let asking: ThreadedProducer<Context> =
+            ThreadedProducer::from_config_and_context(&properties::librarian(&self.config), context)
+                .map_err(|error| error.to_string())?;
+        let until = Instant::now() + REASON_WITHIN;
+        while inbox.error.is_none() && Instant::now() < until {
+            if let Ok(metadata) = asking.client().fetch_metadata(None, REASON_WITHIN) {
+                return Ok(metadata);
+            }
+            thread::sleep(BETWEEN_LOOKS);
+            mailbox.take(&mut inbox);
+        }
+        let brokers = self.config.kafka.brokers.as_deref().unwrap_or_default();
+        Err(inbox.error.map_or_else(|| error.to_string(), |reason| with_origin(reason, brokers)))
     }
 
     /// A topic's facts, without creating it.
@@ -253,7 +259,7 @@ impl Desk {
             topics.iter().filter_map(|name| Some((name, find(name)?))).filter(|(_, topic)| lacks_replicas(topic));
         let short = weak.take(WEAK_MAX).find_map(|(name, topic)| short(name, topic, fresh.limits(name).1?));
         Probed {
-            healthy: answered && short.is_none() && topics.iter().all(|name| find(name).is_some_and(has_leaders)),
+            healthy: answered && topics.iter().all(|name| find(name).is_some_and(has_leaders)),
             missing: topics.iter().find(|name| answered && find(name).is_none()).cloned(),
             short,
         }

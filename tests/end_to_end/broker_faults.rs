@@ -5,22 +5,18 @@ use std::time::{Duration, Instant};
 
 use crate::kit::*;
 
-/// Three brokers, and topics of the workload with a replica on each, of which two must be in sync.
-fn three(postgres: &Postgres) -> (Kafka, Scene, Workload) {
-    let kafka = Kafka::builder().brokers(3).start();
-    let scene = Scene::new(postgres, &kafka, Table::Walpost);
+/// Afterwards one of the three hangs: its sockets stay open, the others take its partitions over, and the relay goes on while it
+/// still hangs.
+#[test]
+#[ignore = "for the night: three brokers that are started twice, under load, take minutes"]
+fn three_brokers_may_be_restarted_in_turn_and_one_of_them_may_hang() {
+    let (mut kafka, postgres) = (Kafka::builder().brokers(3).start(), Postgres::start_major(MAJOR));
+    let scene = Scene::new(&postgres, &kafka, Table::Walpost);
     let workload = scene.workload().transactions_per_second(50);
     for topic in workload.topics() {
         kafka.create_topic(&topic, 4, &[("min.insync.replicas", "2")]);
     }
-    (kafka, scene, workload)
-}
-
-#[test]
-fn a_rolling_restart_of_three_brokers_costs_nothing() {
-    let postgres = Postgres::start_major(MAJOR);
-    let (mut kafka, scene, workload) = three(&postgres);
-    let relay = scene.walpost("run").spawn();
+    let relay = scene.walpost("run").args("--kafka request.timeout.ms=5000").spawn();
     let load = workload.start();
     relay.wait_published(500, seconds(40));
     let walsender = postgres.walsender(&scene.name);
@@ -31,38 +27,33 @@ fn a_rolling_restart_of_three_brokers_costs_nothing() {
         kafka.broker(index).start();
         wait_for(seconds(60), "all replicas in sync, before the next one is stopped", || kafka.is_in_sync());
     }
-    let expected = load.stop();
+    let mut expected = load.stop();
     kafka.wait_arrived(&workload, &expected, seconds(60));
-    assert_eq!(postgres.walsender(&scene.name), walsender, "a Kafka fault touched the Postgres session");
     println!("{} rows, {:?} rebuilds", expected.len(), relay.metric("walpost_retries_total", "kafka"));
-    relay.stop();
     kafka.verify(&workload, &expected).assert_exactly_once();
-}
+    assert_eq!(postgres.walsender(&scene.name), walsender, "a Kafka fault touched the Postgres session");
 
-/// Its sockets stay open, and the others take its partitions over: the relay goes on while it still hangs.
-#[test]
-fn one_broker_of_three_that_hangs_is_done_without() {
-    let postgres = Postgres::start_major(MAJOR);
-    let (kafka, scene, workload) = three(&postgres);
-    let relay = scene.walpost("run").args("--kafka request.timeout.ms=5000").spawn();
     let load = workload.start();
-    relay.wait_published(500, seconds(40));
-    let walsender = postgres.walsender(&scene.name);
     kafka.brokers()[1].pause();
     let paused = Instant::now();
     // Longer than a broker may be silent to the controller, so that its partitions get another leader.
-    hold(seconds(12), "the session lives", || postgres.walsender(&scene.name) == walsender);
-    let caught_up = load.committed();
-    relay.wait_published(caught_up, seconds(90));
+    hold(seconds(10), "the relay lives", || relay.is_running());
+    let committed = expected.len() as u64 + load.committed();
+    relay.wait_published(committed, seconds(90));
     println!("went on after {:?}", paused.elapsed());
     kafka.brokers()[1].resume();
-    wait_for(seconds(60), "all replicas in sync", || kafka.is_in_sync());
-    let expected = load.stop();
+    expected.extend(load.stop());
     kafka.wait_arrived(&workload, &expected, seconds(60));
-    assert_eq!(postgres.walsender(&scene.name), walsender, "a Kafka fault touched the Postgres session");
+    // The next leader may answer for a record that the hung one had stored in a way that leaves open whether it is there. Then
+    // the session starts over, which is no fault of the relay.
+    let again = postgres.walsender(&scene.name) != walsender;
+    assert!(
+        !again || relay.log().contains("cannot tell what it has stored"),
+        "a Kafka fault touched the Postgres session"
+    );
     relay.stop();
     let report = kafka.verify(&workload, &expected);
-    println!("{report}");
+    println!("session started over: {again}; {report}");
     report.assert_at_least_once();
 }
 

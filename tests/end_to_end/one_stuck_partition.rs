@@ -2,6 +2,7 @@
 //! and since when, keeps its session, never holds up the database's shutdown, and goes on by itself.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use crate::kit::*;
@@ -9,14 +10,19 @@ use crate::kit::*;
 const MIB: u64 = 1 << 20;
 const WINDOW: u64 = 2_000;
 
-/// Two brokers of three, with a replica of each partition on either.
-fn two_of_three(topics: &[String]) -> Kafka {
-    let mut kafka = Kafka::builder().brokers(3).start();
-    for topic in topics {
-        kafka.create_topic(topic, 4, &[]);
-    }
-    kafka.broker(2).stop();
-    kafka
+/// Two brokers of three.
+fn two_of_three() -> &'static Kafka {
+    static SHARED: LazyLock<Kafka> = LazyLock::new(|| {
+        let mut kafka = Kafka::builder().brokers(3).start();
+        kafka.broker(2).stop();
+        kafka
+    });
+    &SHARED
+}
+
+/// With a replica of each partition on the broker that is away.
+fn create(kafka: &Kafka, topic: &str) {
+    kafka.create_topic_on(topic, 4, &[1, 2, 3]);
 }
 
 /// More than are there: the broker refuses the topic's records, and no others.
@@ -46,17 +52,11 @@ fn assert_names(relay: &Walpost, topic: &str) {
 
 #[test]
 fn it_is_named_and_holds_neither_session_nor_shutdown_and_nothing_is_lost() {
-    let mut postgres = Postgres::builder(MAJOR).conf("wal_sender_timeout = 4s").start();
-    let database = format!("app{}", unique());
-    Table::Walpost.create(&postgres.create_database(&database), "outbox_messages");
-    let workload = || Workload::new(&postgres.url(&database), Table::Walpost).writers(2).transactions_per_second(30);
-    let workloads = [workload(), workload()];
-    let topics: Vec<String> = workloads.iter().flat_map(Workload::topics).collect();
-    let (kafka, stuck) = (two_of_three(&topics), topics[1].clone());
-    let kafka = &kafka;
-    let scene =
-        Scene { url: postgres.url(&database), brokers: kafka.bootstrap(), name: database, table: Table::Walpost };
-    scene.walpost("setup").succeeds(seconds(30));
+    let (kafka, mut postgres) = (two_of_three(), Postgres::builder(MAJOR).conf("wal_sender_timeout = 4s").start());
+    let scene = Scene::new(&postgres, kafka, Table::Walpost);
+    let workloads = [(); 2].map(|()| scene.workload().writers(2).transactions_per_second(30));
+    let [_, stuck] = workloads[0].topics();
+    workloads.iter().flat_map(Workload::topics).for_each(|topic| create(kafka, &topic));
     let loads = workloads.each_ref().map(Workload::start);
     let command = scene.walpost("run").args(REQUEST_TIMEOUT).env("WALPOST_WINDOW_MESSAGES", WINDOW.to_string());
     let relay = command.spawn();
@@ -115,9 +115,10 @@ fn it_is_named_and_holds_neither_session_nor_shutdown_and_nothing_is_lost() {
 fn a_large_transaction_behind_it_passes_when_it_heals() {
     const KEYS: usize = 1_000;
     let rows: usize = std::env::var("WALPOST_TEST_ROWS").ok().and_then(|rows| rows.parse().ok()).unwrap_or(200_000);
-    let topics = ["a", "b", "c"].map(|name| format!("{name}-{}", unique()));
-    let (kafka, postgres) = (&two_of_three(&topics), Postgres::builder(MAJOR).conf("wal_sender_timeout = 4s").start());
+    let (kafka, postgres) = (two_of_three(), Postgres::builder(MAJOR).conf("wal_sender_timeout = 4s").start());
     let scene = Scene::new(&postgres, kafka, Table::Walpost);
+    let topics = ["a", "b", "c"].map(|name| format!("{name}-{}", scene.name));
+    topics.iter().for_each(|topic| create(kafka, topic));
     let insert = |from: usize, until: usize| {
         scene.sql().execute(&format!(
             "insert into outbox_messages (aggregate_type, aggregate_id, event_type, topic, payload)

@@ -233,6 +233,6 @@ fn a_relay_that_is_frozen_while_a_standby_takes_over_comes_back_as_the_standby()
     let report = kafka.verify(&workload, &expected);
     println!("{report}");
     assert!(report.lost.is_empty() && report.invented.is_empty(), "{report}");
-    // What it had read before it froze may come late, as far as the window goes.
-    assert!(report.repeated.len() <= 1_000, "{report}");
+    // Its window may come late, and what its socket still held: it learns only behind that that the session is gone.
+    assert!(report.repeated.len() <= 5_000, "{report}");
 }

@@ -11,6 +11,8 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(70);
 const PROBE_AFTER: Duration = Duration::from_secs(3);
 /// Each probe is a client of its own.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// Brokers that answer and deliver nothing are believed to be slow for so long at most.
+const SILENT_AT_MOST: Duration = Duration::from_secs(300);
 /// Back to the usual producer after so many records without a refusal.
 const ISOLATED_SUCCESSES: usize = 1_000;
 pub(super) const FEED_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -301,14 +303,17 @@ impl KafkaSink {
                     self.drain("route", format!("the topic {:?} is gone", &*topic), true, now);
                 }
                 let silent = now.saturating_duration_since(self.last_report);
-                if healthy && self.outstanding > 0 && silent > self.silent_after {
+                // Where a partition refuses all, a new producer is refused as well, and what only the leader has stored comes
+                // twice.
+                let patience = if self.short.is_some() { SILENT_AT_MOST } else { self.silent_after };
+                if healthy && self.outstanding > 0 && silent > patience {
                     let text = format!(
                         "no delivery report for {} s although the brokers answer a new client",
                         silent.as_secs()
                     );
                     self.drain("stalled", text, true, now);
                     // A broker that is only slow must not cost a rebuild every ten seconds.
-                    self.silent_after = (self.silent_after * 2).min(Duration::from_secs(300));
+                    self.silent_after = (self.silent_after * 2).min(SILENT_AT_MOST);
                 }
             }
         }

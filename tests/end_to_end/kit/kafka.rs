@@ -245,7 +245,18 @@ impl Kafka {
     #[track_caller]
     pub fn create_topic(&self, name: &str, partitions: i32, configs: &[(&str, &str)]) {
         let replicas = self.brokers.len().min(REPLICAS_MAX) as i32;
-        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
+        self.create(name, partitions, TopicReplication::Fixed(replicas), configs);
+    }
+
+    /// With a replica of each partition on each of these brokers, of which some may be away.
+    #[track_caller]
+    pub fn create_topic_on(&self, name: &str, partitions: usize, brokers: &[i32]) {
+        self.create(name, partitions as i32, TopicReplication::Variable(&vec![brokers; partitions]), &[]);
+    }
+
+    #[track_caller]
+    fn create(&self, name: &str, partitions: i32, replicas: TopicReplication<'_>, configs: &[(&str, &str)]) {
+        let mut topic = NewTopic::new(name, partitions, replicas);
         topic.config = configs.to_vec();
         let admin = self.admin();
         let created = block_on(admin.create_topics([&topic], &options())).expect("an answer from Kafka");
