@@ -21,7 +21,7 @@ use crate::postgres::checkpoint::{self, Recorded, Recorder};
 use crate::postgres::error::{ErrorKind, kind_of};
 use crate::postgres::fingerprint::difference;
 use crate::postgres::parked::{Change, Lot, Outcome, Work};
-use crate::postgres::{Connector, Session, catalog, slot};
+use crate::postgres::{Connector, Session, catalog, history, slot};
 
 /// Shows up in `pg_stat_activity`.
 pub const APPLICATION_NAME: &str = "walpost control";
@@ -117,6 +117,8 @@ impl Control {
             connector,
             slot,
             server,
+            told: Lsn::INVALID,
+            recorded: Lsn::INVALID,
             table_oid,
             keeping,
             lot,
@@ -175,6 +177,9 @@ struct Worker {
     slot: String,
     /// Whose log is streamed.
     server: Identity,
+    /// The furthest position that was to be recorded, and the last that was.
+    told: Lsn,
+    recorded: Lsn,
     table_oid: u32,
     keeping: Keeping,
     /// None: nothing is parked.
@@ -288,16 +293,20 @@ impl Worker {
         }
     }
 
-    /// An address may lead to a promoted server while the stream is still the old one's. What was read there must not be
-    /// recorded here: rows of this history that nobody read would count as confirmed.
+    /// See [`history::is_streamed_log`].
     async fn is_at_home(&self, session: &Session) -> Result<(), Over> {
         let now = within(catalog::identity(session)).await.map_err(lost)?;
-        // A standby refuses to be written to, and says so itself.
-        if now.same_database(&self.server) && (now.timeline == self.server.timeline || now.timeline.is_none()) {
+        let record = match self.keeping {
+            Keeping::Record(_) => within(checkpoint::read(session, &self.slot)).await.map_err(lost)?,
+            Keeping::Nowhere { .. } => None,
+        };
+        let found = record.map(|record| record.confirmed_lsn);
+        if history::is_streamed_log(&self.server, &now, self.told, self.recorded, found) {
             return Ok(());
         }
         self.tell(Event::RecordGone(
-            "the address leads to another server than the one that is streamed from".to_owned(),
+            "the address leads to another server than the one that is streamed from, or to one that has lost some of its log"
+                .to_owned(),
         ));
         Err(Over::Finished)
     }
@@ -314,7 +323,10 @@ impl Worker {
     fn take(&mut self, order: Order) {
         match order {
             // The newest position stands for all before it.
-            Order::Record(lsn) => self.wanted = Some(lsn),
+            Order::Record(lsn) => {
+                self.wanted = Some(lsn);
+                self.told = self.told.max(lsn);
+            }
             order => self.todo.push_back(order),
         }
     }
@@ -366,7 +378,10 @@ impl Worker {
         self.wanted = Some(lsn);
         let event = match &self.keeping {
             Keeping::Record(recorder) => match within(recorder.record(session, lsn)).await.map_err(lost)? {
-                Recorded::Done => Event::Recorded(lsn),
+                Recorded::Done => {
+                    self.recorded = lsn;
+                    Event::Recorded(lsn)
+                }
                 Recorded::FingerprintChanged { recorded, now } => {
                     if let Err(error) = within(checkpoint::mark_changed(session, &self.slot, &recorded)).await {
                         tracing::warn!(error = error.text(), "that the publication was changed could not be noted");

@@ -341,6 +341,18 @@ impl Identity {
     }
 }
 
+/// Whether a connection beside the stream, made anew, leads to the log that is streamed: an address may lead to a promoted
+/// server while the stream is still the old one's, or to the same one with an older disk. What was read there must not be
+/// recorded here: rows of this history that nobody read would count as confirmed. `told`: the furthest position that the
+/// stream has led to; `recorded` and `found`: what the record held, and what it holds.
+///
+/// A standby, whose timeline is not told, passes: it refuses to be written to, and says so itself.
+pub fn is_streamed_log(streamed: &Identity, now: &Identity, told: Lsn, recorded: Lsn, found: Option<Lsn>) -> bool {
+    let same = now.same_database(streamed) && now.timeline == streamed.timeline;
+    let whole = now.flush_lsn >= told && found.is_none_or(|found| found >= recorded);
+    now.same_database(streamed) && now.timeline.is_none() || same && whole
+}
+
 #[cfg(test)]
 #[path = "history_tests.rs"]
 mod tests;

@@ -368,3 +368,16 @@ fn ownership_is_judged_before_everything_else() {
     });
     assert_eq!(kind(&wrong_database), "refused");
 }
+
+#[test]
+fn a_connection_made_anew_is_believed_only_on_the_log_that_is_streamed() {
+    let streamed = identity();
+    let at = |flush: u64| Identity { flush_lsn: Lsn(flush), ..identity() };
+    let is = |now: &Identity, found: u64| is_streamed_log(&streamed, now, Lsn(0x300), Lsn(0x200), Some(Lsn(found)));
+    assert!(is(&at(0x300), 0x200) && is(&at(0x900), 0x250));
+    assert!(!is(&at(0x2ff), 0x200), "what the stream told is not there any more");
+    assert!(!is(&at(0x900), 0x1ff), "what was recorded is not there any more");
+    assert!(!is(&Identity { timeline: Some(9), ..at(0x900) }, 0x200), "a promoted server");
+    assert!(!is(&Identity { database_oid: 9, ..at(0x900) }, 0x200));
+    assert!(is(&Identity { timeline: None, ..at(0) }, 0x200), "a standby refuses by itself");
+}

@@ -6,8 +6,10 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 use walpost::lsn::Lsn;
 use walpost::parking::Aside;
+use walpost::postgres::catalog::Identity;
 use walpost::postgres::checkpoint::Recorded;
 use walpost::postgres::control::{Control, Event, Order};
+use walpost::postgres::history;
 use walpost::postgres::parked::Outcome;
 
 use std::collections::VecDeque;
@@ -20,19 +22,35 @@ use crate::world::{Server, Shared, State};
 const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
 const RECONNECT_AFTER: Duration = Duration::from_millis(500);
 
-/// Starts one for a session in `epoch`.
-pub fn start(world: &Shared, holder: String, epoch: i64) -> Control {
+/// Starts one for a session in `epoch` that streams the log of `streamed`.
+pub fn start(world: &Shared, holder: String, streamed: Identity, epoch: i64) -> Control {
     let server = world.server.subscribe();
     let world = world.clone();
     Control::over(move |orders, events| {
-        Worker { world, holder, epoch, server, orders, events, wanted: None, todo: VecDeque::new(), uncertain: false }
-            .run()
+        let worker = Worker {
+            world,
+            holder,
+            streamed,
+            told: Lsn::INVALID,
+            recorded: Lsn::INVALID,
+            epoch,
+            server,
+            orders,
+            events,
+            wanted: None,
+            todo: VecDeque::new(),
+            uncertain: false,
+        };
+        worker.run()
     })
 }
 
 struct Worker {
     world: Shared,
     holder: String,
+    streamed: Identity,
+    told: Lsn,
+    recorded: Lsn,
     epoch: i64,
     server: watch::Receiver<Server>,
     orders: UnboundedReceiver<Order>,
@@ -93,6 +111,14 @@ impl Worker {
     }
 
     async fn serve(&mut self) -> Over {
+        match self.is_at_home().await {
+            Ok(true) => {}
+            Ok(false) => {
+                self.tell(Event::RecordGone("another server".to_owned()));
+                return Over::Finished;
+            }
+            Err(over) => return over,
+        }
         if let Err(over) = self.work_off().await {
             return over;
         }
@@ -113,11 +139,19 @@ impl Worker {
         }
     }
 
+    async fn is_at_home(&self) -> Result<bool, Over> {
+        let look =
+            |state: &mut State| (state.identity(), state.postgres.record.as_ref().map(|record| record.confirmed_lsn));
+        let (now, found) = self.commit(look).await?;
+        Ok(history::is_streamed_log(&self.streamed, &now, self.told, self.recorded, found))
+    }
+
     fn take(&mut self, order: Order) {
         self.todo.push_back(match order {
             Order::Record(lsn) => {
                 self.world.lock().postgres.asked_at.get_or_insert_with(Instant::now);
                 self.wanted = Some(lsn);
+                self.told = self.told.max(lsn);
                 return;
             }
             Order::Park(asides) => Task::Park(asides.into_iter().map(Arc::new).collect()),
@@ -175,6 +209,9 @@ impl Worker {
         let epoch = self.epoch;
         let recorded = self.commit(move |state| state.record(lsn, epoch)).await?;
         self.wanted = None;
+        if matches!(recorded, Recorded::Done) {
+            self.recorded = lsn;
+        }
         self.tell(match recorded {
             Recorded::Done => Event::Recorded(lsn),
             Recorded::FingerprintChanged { .. } => Event::PublicationChanged {

@@ -104,17 +104,21 @@ pub struct Seeing {
 
 impl State {
     /// What relay `number` sees.
+    pub fn identity(&self) -> Identity {
+        Identity {
+            system_identifier: SYSTEM.to_owned(),
+            timeline: Some(self.postgres.timeline),
+            flush_lsn: self.log.end,
+            database: "app".to_owned(),
+            database_oid: 5,
+        }
+    }
+
     pub fn look(&mut self, number: u32) -> Seeing {
         self.postgres.unaware.remove(&number);
         let postgres = &self.postgres;
         Seeing {
-            identity: Identity {
-                system_identifier: SYSTEM.to_owned(),
-                timeline: Some(postgres.timeline),
-                flush_lsn: self.log.end,
-                database: "app".to_owned(),
-                database_oid: 5,
-            },
+            identity: self.identity(),
             slot: SlotFacts {
                 name: SLOT.to_owned(),
                 plugin: Some("pgoutput".to_owned()),

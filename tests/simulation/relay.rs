@@ -358,7 +358,7 @@ impl Process {
         drop(state);
         Ok(Start {
             stream: Stream::new(socket, bytes::BytesMut::new()),
-            control: control::start(&self.world, holder, epoch),
+            control: control::start(&self.world, holder, again.identity, epoch),
             epoch: epoch.unsigned_abs(),
             confirmed,
             remembered: self.carried.remembered().clone(),
