@@ -1,5 +1,6 @@
 -- A new epoch that begins where the slot stands now. $1 slot, $2 relay, $3 system identifier, $4 timeline, $5 database
--- oid, $6 table oid, $7 Kafka cluster id (null: keep what is known), $8 fingerprint, $9 state.
+-- oid, $6 table oid, $7 Kafka cluster id (null: keep what is known), $8 fingerprint, $9 state, $10 the epoch of the record that
+-- it may replace (null: any, -1: none).
 --
 -- The horizon comes from the slot itself: every transaction that it can still send has an id at or after its
 -- catalog_xmin (32 bits, completed here by the server's current id). So it holds also for a slot that was made long
@@ -32,5 +33,5 @@ ON CONFLICT (slot_name) DO UPDATE SET
     pending_lsn = NULL,
     state = excluded.state,
     updated_at = excluded.updated_at
-WHERE c.state <> 'recovering'
+WHERE c.state <> 'recovering' AND ($10::int8 IS NULL OR c.epoch = $10::int8)
 RETURNING epoch, confirmed_lsn::text, horizon::text

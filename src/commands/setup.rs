@@ -9,7 +9,7 @@ use crate::config::{Config, Preset};
 use crate::lsn::Lsn;
 use crate::names::{TableName, quote_ident};
 use crate::postgres::catalog::{self, Identity, PublicationFacts, TableFacts, TableLookup};
-use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, State};
+use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, Replaces, State};
 use crate::postgres::history::{Seen, Verdict, judge};
 use crate::postgres::schema::{self, Plan, Present, Step, StepKind, Wanted};
 use crate::postgres::server::{self, ServerFacts};
@@ -424,6 +424,7 @@ async fn begin_record(
         kafka_cluster_id: None,
         fingerprint: &fingerprint,
         state: State::SignedOff,
+        replaces: Replaces::Any,
     };
     let begun = checkpoint::begin(client, new).await?;
     writeln!(

@@ -89,7 +89,9 @@ pub enum CheckpointError {
     Unversioned,
     #[error("the server is read-only, so walpost.checkpoint cannot be written")]
     ReadOnly { source: tokio_postgres::Error },
-    #[error("slot {slot} is gone, not usable or being recovered, so no record of it can be begun")]
+    #[error(
+        "slot {slot} is gone, not usable or being recovered, or its record was begun anew by somebody else meanwhile"
+    )]
     NoSlot { slot: String },
     #[error("the record of slot {slot} holds {column} = {value:?}, which is not readable")]
     Unreadable { slot: String, column: &'static str, value: String },
@@ -202,6 +204,32 @@ pub struct Beginning<'a> {
     /// As it was when the publication was found to be in order.
     pub fingerprint: &'a str,
     pub state: State,
+    pub replaces: Replaces,
+}
+
+/// Which record a new one may take the place of. Any other was begun since one looked, perhaps by an earlier attempt of our
+/// own whose answer was lost: to begin once more would take back what was recorded in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replaces {
+    Any,
+    Epoch(i64),
+    /// There must be none.
+    Nothing,
+}
+
+impl Replaces {
+    pub fn seen(record: Option<&Checkpoint>) -> Replaces {
+        record.map_or(Replaces::Nothing, |record| Replaces::Epoch(record.epoch))
+    }
+
+    /// Whether a record of this epoch, or none, may be replaced.
+    pub fn allows(self, epoch: Option<i64>) -> bool {
+        match self {
+            Replaces::Any => true,
+            Replaces::Epoch(seen) => epoch.is_none_or(|epoch| epoch == seen),
+            Replaces::Nothing => epoch.is_none(),
+        }
+    }
 }
 
 /// Where a new epoch begins.
@@ -221,7 +249,13 @@ pub async fn begin(client: &Client, new: Beginning<'_>) -> Result<Begun, Checkpo
     let failed = |source| CheckpointError::from_sql("write", source);
     let timeline = i64::from(new.identity.timeline.unwrap_or(0));
     let state = new.state.as_str();
-    let params: [(&(dyn ToSql + Sync), Type); 9] = [
+    // No epoch is negative.
+    let replaces = match new.replaces {
+        Replaces::Any => None,
+        Replaces::Epoch(epoch) => Some(epoch),
+        Replaces::Nothing => Some(-1),
+    };
+    let params: [(&(dyn ToSql + Sync), Type); 10] = [
         (&new.slot, Type::TEXT),
         (&new.relay, Type::TEXT),
         (&new.identity.system_identifier, Type::TEXT),
@@ -231,6 +265,7 @@ pub async fn begin(client: &Client, new: Beginning<'_>) -> Result<Begun, Checkpo
         (&new.kafka_cluster_id, Type::TEXT),
         (&new.fingerprint, Type::TEXT),
         (&state, Type::TEXT),
+        (&replaces, Type::INT8),
     ];
     let statement = statement_of(include_str!("../../sql/024_checkpoint_begin.sql"));
     let rows = client.query_typed(&statement, &params).await.map_err(failed)?;

@@ -20,7 +20,7 @@ use crate::postgres::catalog::Identity;
 use crate::postgres::checkpoint::{self, Recorded, Recorder};
 use crate::postgres::error::{ErrorKind, kind_of};
 use crate::postgres::fingerprint::difference;
-use crate::postgres::parked::{Change, Lot, Outcome, Work};
+use crate::postgres::parked::{Change, Lot, Outcome, ParkedError, Work};
 use crate::postgres::{Connector, Session, catalog, history, slot};
 
 /// Shows up in `pg_stat_activity`.
@@ -38,6 +38,8 @@ const SIGN_OFF_WITHIN: Duration = Duration::from_secs(3);
 pub enum Order {
     /// Commit the position; a later one overtakes one that waits.
     Record(Lsn),
+    /// The stream has led so far: a server that has less is not the one that is streamed from.
+    Told(Lsn),
     /// Set these messages aside, in this order. Only where parking was agreed on at the start.
     Park(Vec<Aside>),
     /// Look for parked messages that may be worked on.
@@ -177,7 +179,7 @@ struct Worker {
     slot: String,
     /// Whose log is streamed.
     server: Identity,
-    /// The furthest position that was to be recorded, and the last that was.
+    /// The furthest position that the stream has led to, and the last that was recorded.
     told: Lsn,
     recorded: Lsn,
     table_oid: u32,
@@ -268,6 +270,9 @@ impl Worker {
         {
             return lost(trouble);
         }
+        while let Ok(order) = self.inbox.try_recv() {
+            self.take(order);
+        }
         if let Err(over) = self.is_at_home(&session).await {
             return over;
         }
@@ -323,10 +328,8 @@ impl Worker {
     fn take(&mut self, order: Order) {
         match order {
             // The newest position stands for all before it.
-            Order::Record(lsn) => {
-                self.wanted = Some(lsn);
-                self.told = self.told.max(lsn);
-            }
+            Order::Record(lsn) => self.wanted = Some(lsn),
+            Order::Told(lsn) => self.told = self.told.max(lsn),
             order => self.todo.push_back(order),
         }
     }
@@ -347,7 +350,13 @@ impl Worker {
                 }
                 (Order::Park(asides), Some(lot)) => {
                     let before = std::mem::replace(&mut self.uncertain, true);
-                    let (added, flushed) = within(lot.park(session, asides)).await.map_err(lost)?;
+                    let (added, flushed) = match within(lot.park(session, asides)).await {
+                        Err(Trouble::Failed(error @ ParkedError::TooLate(_))) => {
+                            self.tell(Event::RecordGone(error.text()));
+                            return Err(Over::Finished);
+                        }
+                        parked => parked.map_err(lost)?,
+                    };
                     self.uncertain = before;
                     Event::Parked { added, flushed }
                 }
@@ -358,18 +367,19 @@ impl Worker {
                     self.uncertain = before;
                     Event::Settled { gone, empty }
                 }
-                (Order::Record(_) | Order::Park(_) | Order::FindWork | Order::Settle(_), _) => {
+                (Order::Record(_) | Order::Told(_) | Order::Park(_) | Order::FindWork | Order::Settle(_), _) => {
                     self.todo.pop_front();
                     continue;
                 }
             };
             self.todo.pop_front();
             self.tell(event);
-            if let (true, Some(lot)) = (self.uncertain, &self.lot) {
-                let size = within(lot.size(session)).await.map_err(lost)?;
-                self.uncertain = false;
-                self.tell(Event::ParkedSize(size));
-            }
+        }
+        // Also where the orders are all carried out, and the connection was lost before this.
+        if let (true, Some(lot)) = (self.uncertain, &self.lot) {
+            let size = within(lot.size(session)).await.map_err(lost)?;
+            self.uncertain = false;
+            self.tell(Event::ParkedSize(size));
         }
         Ok(())
     }

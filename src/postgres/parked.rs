@@ -27,6 +27,8 @@ pub enum ParkedError {
     Failed { operation: &'static str, source: tokio_postgres::Error },
     #[error("walpost.parked_messages holds a value in {column} that walpost did not write: {value:?}")]
     Unreadable { column: &'static str, value: String },
+    #[error("{0} messages are not to be parked any more: they are confirmed, or another epoch has begun")]
+    TooLate(i64),
 }
 
 impl ParkedError {
@@ -34,7 +36,7 @@ impl ParkedError {
     pub fn sqlstate(&self) -> Option<&str> {
         match self {
             ParkedError::Failed { source, .. } => source.code().map(|code| code.code()),
-            ParkedError::Unreadable { .. } => None,
+            ParkedError::Unreadable { .. } | ParkedError::TooLate(_) => None,
         }
     }
 }
@@ -45,6 +47,8 @@ pub struct Lot {
     pub slot: String,
     pub system_identifier: String,
     pub epoch: i64,
+    /// What is parked comes from the log, so only as long as it is not confirmed, in this epoch.
+    pub streams: bool,
 }
 
 /// What the table grew or shrank by.
@@ -152,7 +156,8 @@ impl Lot {
             // A zero byte has no place in a text of Postgres.
             errors.push(error.replace('\0', "\u{fffd}"));
         }
-        let params: [(&(dyn ToSql + Sync), Type); 15] = [
+        let elsewhere = !self.streams;
+        let params: [(&(dyn ToSql + Sync), Type); 16] = [
             (&self.slot, Type::TEXT),
             (&self.system_identifier, Type::TEXT),
             (&self.epoch, Type::INT8),
@@ -168,8 +173,13 @@ impl Lot {
             (&states, Type::TEXT_ARRAY),
             (&reasons, Type::TEXT_ARRAY),
             (&errors, Type::TEXT_ARRAY),
+            (&elsewhere, Type::BOOL),
         ];
         let rows = query(client, "write to", include_str!("../../sql/062_parked_insert.sql"), &params).await?;
+        let refused: i64 = rows.first().map(|row| get(row, 2)).transpose()?.unwrap_or_default();
+        if refused > 0 {
+            return Err(ParkedError::TooLate(refused));
+        }
         let added = rows.first().map(change).transpose()?.unwrap_or_default();
         let flushed = query(client, "write to", include_str!("../../sql/063_flushed.sql"), &[]).await?;
         let flushed = flushed.first().map(|row| get::<String>(row, 0)).transpose()?.unwrap_or_default();

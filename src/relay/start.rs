@@ -13,7 +13,9 @@ use crate::lsn::Lsn;
 use crate::names::TableName;
 use crate::parking::Queues;
 use crate::postgres::catalog::{self, CatalogError, Identity, PublicationFacts, TableFacts, TableLookup};
-use crate::postgres::checkpoint::{self, Beginning, Checkpoint, CheckpointError, Recorder, State as RecordState};
+use crate::postgres::checkpoint::{
+    self, Beginning, Checkpoint, CheckpointError, Recorder, Replaces, State as RecordState,
+};
 use crate::postgres::control::{self, Control, Keeping};
 use crate::postgres::error::{ConnectError, ErrorKind};
 use crate::postgres::history::{Seen, Verdict};
@@ -321,6 +323,7 @@ impl Starter {
             kafka_cluster_id,
             fingerprint: &fingerprint,
             state: RecordState::Streaming,
+            replaces: Replaces::seen(record.as_ref()),
         };
 
         let same_history = matches!(verdict, Verdict::Resume { .. });
@@ -379,7 +382,12 @@ impl Starter {
         let (lot, queues) = if kept {
             self.parked(
                 &control,
-                Lot { slot: postgres.slot.clone(), system_identifier: identity.system_identifier.clone(), epoch },
+                Lot {
+                    slot: postgres.slot.clone(),
+                    system_identifier: identity.system_identifier.clone(),
+                    epoch,
+                    streams: true,
+                },
             )
             .await?
         } else {

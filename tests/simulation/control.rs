@@ -111,6 +111,9 @@ impl Worker {
     }
 
     async fn serve(&mut self) -> Over {
+        while let Ok(order) = self.orders.try_recv() {
+            self.take(order);
+        }
         match self.is_at_home().await {
             Ok(true) => {}
             Ok(false) => {
@@ -151,6 +154,9 @@ impl Worker {
             Order::Record(lsn) => {
                 self.world.lock().postgres.asked_at.get_or_insert_with(Instant::now);
                 self.wanted = Some(lsn);
+                return;
+            }
+            Order::Told(lsn) => {
                 self.told = self.told.max(lsn);
                 return;
             }
@@ -175,7 +181,10 @@ impl Worker {
                 }
                 Task::Park(asides) => {
                     let before = std::mem::replace(&mut self.uncertain, true);
-                    let (added, flushed) = self.commit(move |state| state.park(&asides, epoch)).await?;
+                    let Some((added, flushed)) = self.commit(move |state| state.park(&asides, epoch)).await? else {
+                        self.tell(Event::RecordGone("too late".to_owned()));
+                        return Err(Over::Finished);
+                    };
                     self.uncertain = before;
                     Event::Parked { added, flushed }
                 }
@@ -196,11 +205,11 @@ impl Worker {
             };
             self.todo.pop_front();
             self.tell(event);
-            if self.uncertain {
-                let size = self.commit(|state| state.shelf.size()).await?;
-                self.uncertain = false;
-                self.tell(Event::ParkedSize(size));
-            }
+        }
+        if self.uncertain {
+            let size = self.commit(|state| state.shelf.size()).await?;
+            self.uncertain = false;
+            self.tell(Event::ParkedSize(size));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use walpost::lsn::Lsn;
 use walpost::postgres::catalog::Identity;
-use walpost::postgres::checkpoint::{Checkpoint, Recorded, State as RecordState};
+use walpost::postgres::checkpoint::{Checkpoint, Recorded, Replaces, State as RecordState};
 use walpost::postgres::slot::{SlotFacts, WalStatus};
 use walpost::telemetry;
 
@@ -147,8 +147,12 @@ impl State {
     }
 
     /// A new epoch begins where the slot stands.
-    pub fn begin_epoch(&mut self, relay: &str, cluster: Option<&str>) -> Checkpoint {
+    /// None: the record is not of the epoch that may be replaced.
+    pub fn begin_epoch(&mut self, relay: &str, cluster: Option<&str>, replaces: Replaces) -> Option<Checkpoint> {
         let before = self.postgres.record.as_ref();
+        if !replaces.allows(before.map(|before| before.epoch)) {
+            return None;
+        }
         let clock = 1_750_000_000 + self.postgres.began.elapsed().as_secs().cast_signed();
         let record = Checkpoint {
             slot_name: SLOT.to_owned(),
@@ -170,7 +174,7 @@ impl State {
         self.note(|| format!("record: epoch {} begins at {}", record.epoch, record.confirmed_lsn));
         self.postgres.write(self.log.end, record.clone());
         self.record_is_log_too();
-        record
+        Some(record)
     }
 
     /// Signs a holder on, or off.

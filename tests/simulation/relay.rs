@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use walpost::config::{Config, OnNullPayload, OnPoison, OnRouteError, Secret};
 use walpost::lsn::Lsn;
+use walpost::postgres::checkpoint::Replaces;
 use walpost::postgres::history::{Seen, Verdict};
 use walpost::relay::carried::{Carried, Taken};
 use walpost::relay::session::{Drained, End, Failure, Left, Lent, Session, Start};
@@ -332,8 +333,9 @@ impl Process {
         let (epoch, confirmed) = match (&again.record, same_history) {
             (Some(record), true) => (record.epoch, self.carried.confirmed(record.confirmed_lsn)),
             _ => {
-                let begun = statement(&self.world, |state| state.begin_epoch(NAME, Some("kafka"))).await;
-                let begun = begun.ok_or(NotNow::Trouble)?;
+                let replaces = Replaces::seen(again.record.as_ref());
+                let begun = statement(&self.world, move |state| state.begin_epoch(NAME, Some("kafka"), replaces)).await;
+                let begun = begun.flatten().ok_or(NotNow::Trouble)?;
                 self.stumble()?;
                 (begun.epoch, begun.confirmed_lsn)
             }

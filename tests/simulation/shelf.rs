@@ -136,7 +136,12 @@ fn work(message: &Shelved) -> Work {
 
 impl State {
     /// Sets messages aside; those that are there already are left as they are.
-    pub fn park(&mut self, asides: &[Arc<Aside>], epoch: i64) -> (Change, Lsn) {
+    /// None: they are confirmed, or of another epoch.
+    pub fn park(&mut self, asides: &[Arc<Aside>], epoch: i64) -> Option<(Change, Lsn)> {
+        let record = self.postgres.record.as_ref().filter(|record| record.epoch == epoch)?;
+        if asides.iter().any(|aside| aside.position.commit_lsn < record.confirmed_lsn) {
+            return None;
+        }
         let shelf = &mut self.shelf;
         shelf.change(self.log.end);
         let before = shelf.messages.len();
@@ -163,7 +168,7 @@ impl State {
         self.shelf_changed();
         self.log.grow(COMMIT_BYTES);
         self.note(|| format!("parked: {rows:?}"));
-        (added, self.log.end)
+        Some((added, self.log.end))
     }
 
     /// Writes down what has become of messages, and tells which queues are empty.

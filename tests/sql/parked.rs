@@ -32,7 +32,7 @@ fn unit(key: &'static str) -> Unit {
 async fn lot(place: &Place) -> Lot {
     place.set_up().await;
     let system_identifier = place.identity().await.system_identifier;
-    Lot { slot: place.slot.clone(), system_identifier, epoch: 7 }
+    Lot { slot: place.slot.clone(), system_identifier, epoch: 7, streams: false }
 }
 
 #[tokio::test]
@@ -166,5 +166,24 @@ async fn a_value_by_reference_is_read_from_the_outbox_or_said_to_be_gone() {
     for (index, word) in [(1, "no row"), (2, "no_such"), (3, "no_such_table"), (4, "type")] {
         assert!(found[index].1.contains(word), "{}", found[index].1);
     }
+    place.clean_up().await;
+}
+
+/// The statement of a connection that was given up may be carried out late: what is confirmed by then is not parked again.
+#[tokio::test]
+async fn what_is_confirmed_or_of_another_epoch_is_not_parked_any_more() {
+    let place = Place::new("parked_late").await;
+    let lot = lot(&place).await;
+    place.begin().await;
+    let record = place.record().await;
+    let lot = Lot { epoch: record.epoch, streams: true, ..lot };
+    let at = |lsn: u64| [aside(lsn, 0, "a", true)];
+    let confirmed = record.confirmed_lsn.0;
+    assert_eq!(lot.park(&place.client, &at(confirmed)).await.unwrap().0.messages, 1);
+    let late = lot.park(&place.client, &at(confirmed - 1)).await;
+    assert!(matches!(late, Err(parked::ParkedError::TooLate(1))), "{late:?}");
+    let others = Lot { epoch: record.epoch + 1, ..lot.clone() };
+    assert!(others.park(&place.client, &at(confirmed + 8)).await.is_err());
+    assert_eq!(lot.load(&place.client).await.unwrap().messages(), 1);
     place.clean_up().await;
 }

@@ -10,7 +10,7 @@ use walpost::config::{Config as Settings, Secret, SecretSource};
 use walpost::lsn::Lsn;
 use walpost::names::TableName;
 use walpost::postgres::catalog::{self, Identity, TableFacts, TableLookup};
-use walpost::postgres::checkpoint::{self, Beginning, Recorder, State};
+use walpost::postgres::checkpoint::{self, Beginning, Recorder, Replaces, State};
 use walpost::postgres::slot;
 
 pub const WITHIN: Duration = Duration::from_secs(20);
@@ -115,6 +115,7 @@ impl Place {
             kafka_cluster_id: None,
             fingerprint,
             state: State::SignedOff,
+            replaces: Replaces::Any,
         }
     }
 

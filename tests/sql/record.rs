@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use walpost::lsn::Lsn;
 use walpost::postgres::catalog;
-use walpost::postgres::checkpoint::{self, CheckpointError, Recorded, State};
+use walpost::postgres::checkpoint::{self, Beginning, CheckpointError, Recorded, Replaces, State};
 use walpost::postgres::slot;
 
 #[tokio::test]
@@ -285,4 +285,24 @@ async fn a_session_that_writes_the_record_waits_for_its_commits() {
         checkpoint::make_durable(&place.client).await.unwrap();
         assert_eq!(place.one("SELECT current_setting('synchronous_commit')").await, after);
     }
+}
+
+/// The statement of an attempt whose answer was lost may be carried out late: it takes nothing back.
+#[tokio::test]
+async fn an_epoch_begins_only_in_the_place_of_the_one_that_was_seen() {
+    let place = Place::new("record_replaces").await;
+    place.set_up().await;
+    let (identity, fingerprint) = (place.identity().await, place.fingerprint().await);
+    let begin = async |replaces| {
+        let new = Beginning { replaces, ..place.beginning(&identity, &fingerprint) };
+        checkpoint::begin(&place.client, new).await.map(|begun| begun.epoch)
+    };
+    place.begin().await;
+    let seen = place.record().await.epoch;
+    assert!(begin(Replaces::Nothing).await.is_err(), "there is one");
+    let next = begin(Replaces::Epoch(seen)).await.unwrap();
+    assert!(begin(Replaces::Epoch(seen)).await.is_err(), "it was replaced meanwhile");
+    assert_eq!(place.record().await.epoch, next);
+    assert!(begin(Replaces::Any).await.unwrap() > next);
+    place.clean_up().await;
 }

@@ -143,7 +143,8 @@ impl<S: Wire> Session<'_, S> {
             );
         }
         self.parking.outgoing_bytes += aside.bytes();
-        self.parking.outgoing.push_back((ticket, aside));
+        let behind = self.parking.outgoing.iter().rposition(|(earlier, _)| *earlier < ticket);
+        self.parking.outgoing.insert(behind.map_or(0, |behind| behind + 1), (ticket, aside));
     }
 
     /// Where a value is found again that is too large to be kept.
@@ -268,7 +269,8 @@ impl<S: Wire> Session<'_, S> {
         let pending = self.pending.as_ref().filter(|(ticket, record)| wanted(*ticket, record));
         let weights = held.map(|(_, record)| record).chain(pending.map(|(_, record)| record)).map(value_bytes);
         let (messages, bytes) = weights.fold((0, 0), |(messages, bytes), more| (messages + 1, bytes + more));
-        if !self.parking.has_room(messages, bytes) {
+        // With nothing to park the table may be over its limit: nothing is wanted of it.
+        if messages > 0 && !self.parking.has_room(messages, bytes) {
             return false;
         }
         let mut taken = self.lent.sink.take_held(&wanted);
@@ -290,7 +292,8 @@ impl<S: Wire> Session<'_, S> {
             return;
         }
         let (mut asides, mut bytes) = (Vec::new(), 0);
-        while let Some((ticket, aside)) = self.parking.outgoing.pop_front() {
+        while !self.is_ahead_of_its_key() {
+            let Some((ticket, aside)) = self.parking.outgoing.pop_front() else { break };
             bytes += aside.bytes();
             if planted!(ConfirmsBeforeItIsParked) {
                 self.tracker.delivered(ticket);
@@ -301,9 +304,24 @@ impl<S: Wire> Session<'_, S> {
                 break;
             }
         }
+        if asides.is_empty() {
+            return;
+        }
         self.parking.outgoing_bytes = self.parking.outgoing_bytes.saturating_sub(bytes);
         self.parking.under_way_bytes = bytes;
         self.control.order(Order::Park(asides));
+    }
+
+    /// Whether an earlier record of the topic and key of what is to be parked next is on its way. Were that refused, too, and
+    /// the session cut between the two commits, somebody could ask for the later one to be published first.
+    fn is_ahead_of_its_key(&mut self) -> bool {
+        let Some((ticket, aside)) = self.parking.outgoing.front() else { return false };
+        if aside.standing == Standing::Waiting {
+            return false;
+        }
+        let Some(Unit { topic, key }) = aside.unit() else { return false };
+        let hash = self.lent.router.partition_hash(Some(&key), &[]);
+        self.lent.sink.waits_before(*ticket, &topic, hash)
     }
 
     /// The table has committed what was ordered.
@@ -326,6 +344,8 @@ impl<S: Wire> Session<'_, S> {
     /// How much the table really holds.
     pub(super) fn on_parked_size(&mut self, messages: u64, bytes: u64) {
         if let Some(queues) = &mut self.parking.queues {
+            // What was removed without our hearing of it is room, and nothing may be left there to be looked for.
+            self.room_again |= self.full && (messages < queues.messages() || bytes < queues.bytes());
             queues.resize(messages, bytes);
         }
         self.show_parked();

@@ -96,6 +96,7 @@ impl<S: Wire> Session<'_, S> {
         // us. While reading is closed the answer would go unread.
         let ask = self.tracker.is_idle() && self.reading_is_open(now);
         self.send_status(ask).await?;
+        self.control.order(Order::Told(self.stream.received()));
         self.silence.asked(ask, now);
         self.show_state(now);
         Ok(())

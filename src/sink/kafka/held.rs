@@ -33,6 +33,13 @@ impl KafkaSink {
         self.held.iter().map(|(ticket, record)| (Ticket(*ticket), record))
     }
 
+    /// Whether an earlier record than `ticket`, of this topic and of a key with this hash, is out or held.
+    pub fn waits_before(&mut self, ticket: Ticket, topic: &Arc<str>, partition_hash: u32) -> bool {
+        let (topic, earlier) = (self.topics.id(topic), ticket.0.saturating_sub(self.first_ticket));
+        let is_of = |sent: &Sent| sent.topic == topic && sent.partition_hash == partition_hash;
+        self.sent.iter().take(earlier).any(|sent| sent.place != Place::Settled && is_of(sent))
+    }
+
     /// Gives all held records back that are `wanted`, in their order. They count as settled.
     pub fn take_held(&mut self, wanted: impl Fn(Ticket, &Record) -> bool) -> Vec<(Ticket, Record)> {
         let tickets: Vec<Ticket> =

@@ -418,7 +418,12 @@ impl State {
         }
         self.note(|| format!("producer {number}: row {row} failed: {code}, possibly stored: {possibly_stored}"));
         let producer = &self.kafka.producers[number];
-        self.relays[producer.process as usize].window.failed(ticket, code);
+        let window = &mut self.relays[producer.process as usize].window;
+        window.failed(ticket, code);
+        if self.ledger.shelved.contains(&row) {
+            // It was published from the table: there it may stay, when one before it of its queue was refused.
+            window.elsewhere(row);
+        }
         producer.mailbox.put(|inbox| inbox.failed.push(report));
     }
 
