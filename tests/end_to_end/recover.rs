@@ -64,14 +64,15 @@ fn row(workload: &Workload, number: u64) -> (Message, Expected) {
 }
 
 /// The slot goes amid load, with transactions of every kind open: begun before the loss and after it, with savepoints,
-/// prepared, committed and rolled back while the new slot is made.
+/// prepared, committed and rolled back while the new slot is made. WALPOST_TEST_RATE=400 is the load of 5,000 rows a second.
 #[test]
 fn heals_a_slot_that_was_dropped_amid_load() {
+    let rate: u32 = std::env::var("WALPOST_TEST_RATE").ok().and_then(|rate| rate.parse().ok()).unwrap_or(60);
     for major in [14, MAJOR, 18] {
         let kafka = Kafka::shared();
         let postgres = Postgres::builder(major).conf("max_prepared_transactions = 10").start();
         let scene = Scene::new(&postgres, kafka, Table::Walpost);
-        let workload = scene.workload().transactions_per_second(60);
+        let workload = scene.workload().transactions_per_second(rate);
         let mut own = Vec::new();
         let mut open = |begin: &str, number| {
             let ((message, expected), sql) = (row(&workload, number), scene.sql());
@@ -95,9 +96,12 @@ fn heals_a_slot_that_was_dropped_amid_load() {
         relay.kill9();
         drop_slot(&scene);
         let before = load.committed();
+        let began = std::time::Instant::now();
         wait_for(seconds(40), "rows that no slot saw", || load.committed() > before + 300);
         let relay = scene.walpost("run").spawn();
         relay.wait_state("lost", seconds(30));
+        let written = (load.committed() - before) as f64 / began.elapsed().as_secs_f64();
+        println!("Postgres {major}: {written:.0} rows a second");
         assert!(relay.status()["remedy"].as_str().is_some_and(|remedy| remedy.contains("walpost recover")));
 
         let young = open("begin; savepoint a", 4);
@@ -122,6 +126,8 @@ fn heals_a_slot_that_was_dropped_amid_load() {
         expected.extend(own);
         let report = kafka.verify(&workload, &expected);
         report.assert_at_least_once();
+        let (repeated, from_table) = (report.repeated.len(), report.from_table);
+        println!("{} rows, {from_table} from the table, {repeated} repeated", expected.len());
         assert!(report.from_table >= 300, "{report}");
         // What was published before, and since the horizon of a moment before the loss: the transaction that was open then
         // held it back.
