@@ -9,7 +9,7 @@ serverless := --test tidy
 fuzzed := any_ no_bytes no_text no_request no_file the_watermark_is every_token every_position what_is_printed
 # A test waits for real servers more than it computes; more at once make each other slow on two cores.
 jobs ?= 2
-waiting ?= 3
+waiting ?= 4
 
 # Of `make torture`. Once, or each mention would be another second.
 SEED ?= $(shell date +%s)

@@ -27,8 +27,8 @@ pub enum ParkedError {
     Failed { operation: &'static str, source: tokio_postgres::Error },
     #[error("walpost.parked_messages holds a value in {column} that walpost did not write: {value:?}")]
     Unreadable { column: &'static str, value: String },
-    #[error("{0} messages are not to be parked any more: they are confirmed, or another epoch has begun")]
-    TooLate(i64),
+    #[error("{0} messages cannot be parked any more: another epoch has begun")]
+    OtherEpoch(i64),
 }
 
 impl ParkedError {
@@ -36,7 +36,7 @@ impl ParkedError {
     pub fn sqlstate(&self) -> Option<&str> {
         match self {
             ParkedError::Failed { source, .. } => source.code().map(|code| code.code()),
-            ParkedError::Unreadable { .. } | ParkedError::TooLate(_) => None,
+            ParkedError::Unreadable { .. } | ParkedError::OtherEpoch(_) => None,
         }
     }
 }
@@ -132,7 +132,8 @@ impl Lot {
         Ok(size.first().map(change).transpose()?.unwrap_or_default())
     }
 
-    /// Commits messages, in this order; those that are there already are left as they are. Then tells up to where the log
+    /// Commits messages, in this order; those that are there already are left as they are, and what is confirmed by now is left
+    /// out. Then tells up to where the log
     /// is on disk, the commit included.
     pub async fn park(&self, client: &Client, asides: &[Aside]) -> Result<(Change, Lsn), ParkedError> {
         let lsns: Vec<String> = asides.iter().map(|aside| aside.position.commit_lsn.to_string()).collect();
@@ -176,9 +177,9 @@ impl Lot {
             (&elsewhere, Type::BOOL),
         ];
         let rows = query(client, "write to", include_str!("../../sql/062_parked_insert.sql"), &params).await?;
-        let refused: i64 = rows.first().map(|row| get(row, 2)).transpose()?.unwrap_or_default();
-        if refused > 0 {
-            return Err(ParkedError::TooLate(refused));
+        let of_another: i64 = rows.first().map(|row| get(row, 2)).transpose()?.unwrap_or_default();
+        if of_another > 0 {
+            return Err(ParkedError::OtherEpoch(of_another));
         }
         let added = rows.first().map(change).transpose()?.unwrap_or_default();
         let flushed = query(client, "write to", include_str!("../../sql/063_flushed.sql"), &[]).await?;

@@ -136,17 +136,18 @@ fn work(message: &Shelved) -> Work {
 
 impl State {
     /// Sets messages aside; those that are there already are left as they are.
-    /// None: they are confirmed, or of another epoch.
+    /// What is confirmed by now is left out. None: they are of another epoch.
     pub fn park(&mut self, asides: &[Arc<Aside>], epoch: i64) -> Option<(Change, Lsn)> {
         let record = self.postgres.record.as_ref().filter(|record| record.epoch == epoch)?;
-        if asides.iter().any(|aside| aside.position.commit_lsn < record.confirmed_lsn) {
-            return None;
-        }
+        let confirmed = record.confirmed_lsn;
         let shelf = &mut self.shelf;
         shelf.change(self.log.end);
         let before = shelf.messages.len();
         for aside in asides {
             let key = |aside: &Aside| (aside.position, aside.message_id.clone());
+            if aside.position.commit_lsn < confirmed {
+                continue;
+            }
             if shelf.messages.iter().any(|message| key(&message.aside) == key(aside)) {
                 continue;
             }
