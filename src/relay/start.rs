@@ -126,8 +126,10 @@ impl Starter {
         let control = self.connector.sql(control::APPLICATION_NAME).await.map_err(connect)?;
         let seeing = self.look(&control).await?;
         let verdict = self.judge(&seeing, kafka_cluster);
-        if let (Verdict::PublicationChanged { .. }, Some(Some(record))) = (&verdict, &seeing.record) {
-            // Undoing it brings no row back. Where it cannot be noted, the state is said all the same.
+        let holder = seeing.slot.as_ref().and_then(SlotFacts::held_by);
+        if let (Verdict::PublicationChanged { .. }, Some(Some(record)), None) = (&verdict, &seeing.record, &holder) {
+            // Undoing it brings no row back. Where it cannot be noted, the state is said all the same. Who holds the slot looks
+            // for itself: it may be this relay that is set up for another publication.
             let _ = checkpoint::mark_changed(&control, &record.slot_name, &record.fingerprint).await;
         }
         let from = self.accept(&verdict)?;
@@ -135,7 +137,7 @@ impl Starter {
         if let Some((reason, remedy)) = seeing.problem {
             return Err(blocked(reason, remedy));
         }
-        if let Some(holder) = seeing.slot.as_ref().and_then(SlotFacts::held_by) {
+        if let Some(holder) = holder {
             return Err(NotNow::Standby { holder });
         }
 

@@ -159,3 +159,24 @@ fn a_start_that_waits_for_a_lock_on_the_record_says_so() {
     relay.stop();
     kafka.verify(&workload, &expected).assert_at_least_once();
 }
+
+/// A second relay that is set up for another publication, by mistake, stands still by itself: the one that streams goes on.
+#[test]
+fn a_relay_with_another_publication_does_not_stop_the_one_that_streams() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let case = Case::new(&postgres, kafka);
+    let relay = case.scene.walpost("run").spawn();
+    case.insert([1]);
+    case.wait_arrived(&[1]);
+    let other = case.scene.walpost("run").env("WALPOST_PUBLICATION", "another").spawn();
+    other.wait_state("publication_changed", seconds(40));
+    case.insert([2]);
+    case.wait_arrived(&[1, 2]);
+    other.stop();
+    // It writes its record at least once a second while rows come, and would see there that it was changed.
+    let confirmed = case.end_of_wal();
+    case.insert([3]);
+    wait_for(seconds(20), "a record behind the last row but one", || case.is_confirmed(&confirmed));
+    assert_eq!(relay.state(), "streaming");
+    relay.stop();
+}

@@ -39,6 +39,10 @@ pub(super) async fn complete(client: &Client, work: &mut Work) -> Result<(), Par
         }
         return Ok(());
     }
+    if !json.is_array() {
+        work.missing =
+            Some("where its value is kept cannot be read: it was parked by another version of walpost".to_owned());
+    }
     for column in json.as_array_mut().into_iter().flatten() {
         let Some(text) = column.get_mut(2) else { continue };
         let Some(reference) = reference::from_json(text) else { continue };
