@@ -63,7 +63,7 @@ pub struct Aside {
     pub key: Option<Bytes>,
     pub value: Option<Bytes>,
     pub headers: Vec<Header>,
-    /// As JSON: the row's columns where no record could be made of them, or the [`reference`] to the value.
+    /// As JSON: the row's columns where no record could be made of them, or the [`mod@reference`] to the value.
     pub row: Option<String>,
     pub standing: Standing,
 }
