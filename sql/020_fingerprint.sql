@@ -1,6 +1,6 @@
 -- What was published, as one text: changes when the publication, what it carries, or the table is changed or replaced.
--- An expression, part of other statements. One partition outside the log counts as the
--- table: its rows are in no stream. pg_partition_tree() would wait for the locks of DDL. $1 publication, $2 schema and $3 name of the table. A long list is hashed.
+-- An expression, part of other statements. One partition outside the log counts as the table: its rows are in no stream.
+-- pg_partition_tree() would wait for the locks of DDL. $1 publication, $2 schema and $3 name of the table. A long list is hashed.
 concat_ws(' ',
     'publication=' || coalesce(
         (SELECT p.oid::text || '/' || p.xmin::text FROM pg_publication p WHERE p.pubname = $1::text), 'none'),

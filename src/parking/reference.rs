@@ -28,19 +28,27 @@ pub struct Reference {
     pub bytes: usize,
 }
 
+/// `uuid`, in every Postgres.
+const UUID_OID: u32 = 2950;
+const UUID_CHARACTERS: usize = 36;
+
 /// The columns of a relation that references name.
 #[derive(Clone, Debug)]
 pub struct Lookup {
     relation: Arc<Relation>,
     id: usize,
+    /// Where the `message_id` is NULL the row's id is that of another column.
+    or_another: bool,
     payload: Option<usize>,
 }
 
 impl Lookup {
     /// None where the rows have no id that could be referred to.
     pub fn of(relation: &Arc<Relation>, mapping: &Mapping) -> Option<Lookup> {
-        let id = mapping.column(Field::MessageId).or_else(|| mapping.column(Field::Id))?;
-        Some(Lookup { relation: relation.clone(), id, payload: mapping.column(Field::Payload) })
+        let [message_id, id] = [Field::MessageId, Field::Id].map(|field| mapping.column(field));
+        let or_another = message_id.is_some() && id.is_some();
+        let payload = mapping.column(Field::Payload);
+        Some(Lookup { relation: relation.clone(), id: message_id.or(id)?, or_another, payload })
     }
 
     /// Of the payload of the row with this id.
@@ -50,6 +58,10 @@ impl Lookup {
 
     fn column(&self, index: usize, id: &str, bytes: usize) -> Option<Reference> {
         let (column, of_id) = (self.relation.columns.get(index)?, self.relation.columns.get(self.id)?);
+        if self.or_another && (of_id.type_oid != UUID_OID || id.len() != UUID_CHARACTERS) {
+            // Taken for the other column's it could be the id of another row.
+            return None;
+        }
         Some(Reference {
             schema: self.relation.schema.clone(),
             table: self.relation.name.clone(),
@@ -116,6 +128,23 @@ mod tests {
         assert_eq!(reference.bytes, KEPT_BYTES_MAX + 1);
         assert_eq!(Some(reference), lookup.payload("7", KEPT_BYTES_MAX + 1));
         assert!(Row::from_json(&json).is_none(), "it cannot be made again before the value is read");
+    }
+
+    #[test]
+    fn an_id_that_may_be_of_another_column_is_referred_to_only_where_it_cannot_be() {
+        let (row, _) = row(1);
+        let both = |type_oid| {
+            let mut relation = Relation::clone(&row.relation);
+            relation.columns[0].type_oid = type_oid;
+            relation.columns.push(Column { name: "id".into(), type_oid: 20, key: true });
+            let relation = Arc::new(relation);
+            let mapping = Mapping::resolve(&relation, &Columns::default(), Some(Preset::Walpost)).unwrap();
+            Lookup::of(&relation, &mapping).unwrap()
+        };
+        let uuid = "53f6dcd7-3ace-44c9-a1af-81c605b524c6";
+        assert_eq!(both(UUID_OID).payload(uuid, 1).map(|reference| reference.id_column), Some("message_id".into()));
+        assert_eq!(both(UUID_OID).payload("7", 1), None, "the message_id is NULL");
+        assert_eq!(both(25).payload("7", 1), None, "it may be the text of another row's");
     }
 
     #[test]

@@ -133,8 +133,7 @@ impl Lot {
     }
 
     /// Commits messages, in this order; those that are there already are left as they are, and what is confirmed by now is left
-    /// out. Then tells up to where the log
-    /// is on disk, the commit included.
+    /// out. Then tells up to where the log is on disk, the commit included.
     pub async fn park(&self, client: &Client, asides: &[Aside]) -> Result<(Change, Lsn), ParkedError> {
         let lsns: Vec<String> = asides.iter().map(|aside| aside.position.commit_lsn.to_string()).collect();
         let ordinals: Vec<i64> = asides.iter().map(|aside| i64::from(aside.position.ordinal)).collect();
