@@ -15,6 +15,10 @@ use super::settings::SETTINGS;
 pub const FILE_VARIABLE: &str = "WALPOST_CONFIG";
 const PREFIX: &str = "WALPOST_";
 
+/// Of scripts and tests around the program, which may well run it in their own environment.
+const OF_SCRIPTS: [&str; 2] = ["WALPOST_BIN", "WALPOST_CACHE"];
+const OF_TESTS: [&str; 2] = ["WALPOST_TEST_", "WALPOST_SIM_"];
+
 /// The variables of a process. Its `Debug` shows names only.
 #[derive(Clone, Default)]
 pub struct Environment {
@@ -89,7 +93,7 @@ pub(super) fn read(environment: &Environment, problems: &mut Vec<Problem>) -> Ve
             } else {
                 entries.push(Entry { target, raw, source });
             }
-        } else if !is_service_link(name, value) {
+        } else if !is_service_link(name, value) && !is_of_scripts(name) {
             problems.push(Problem::at(&source, "", unknown(name)));
         }
     }
@@ -111,6 +115,10 @@ fn target(name: &str) -> Option<Target> {
     }
     let property = kafka::from_variable(suffix.strip_suffix("_FILE")?)?;
     kafka::is_secret(property).then_some(Target::PropertyFile(property))
+}
+
+fn is_of_scripts(name: &str) -> bool {
+    OF_SCRIPTS.contains(&name) || OF_TESTS.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Kubernetes describes every service of a namespace to every container of it in variables: a service called `walpost`
@@ -178,6 +186,19 @@ pub(super) fn file_variable(environment: &Environment, problems: &mut Vec<Proble
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn variables_of_scripts_around_the_program_are_no_mistake() {
+        let environment: Environment =
+            [("WALPOST_BIN", "target/release/walpost"), ("WALPOST_CACHE", "/var/cache/x"), ("WALPOST_TEST_ROWS", "7")]
+                .into_iter()
+                .collect();
+        let mut problems = Vec::new();
+        assert!(read(&environment, &mut problems).is_empty() && problems.is_empty());
+        let environment: Environment = [("WALPOST_BINARY", "x")].into_iter().collect();
+        read(&environment, &mut problems);
+        assert_eq!(problems.len(), 1);
+    }
 
     #[test]
     fn variables_that_kubernetes_adds_for_a_service_are_no_mistake() {
