@@ -134,6 +134,13 @@ pub enum Command {
     ///
     /// Exit code 0: everything that was committed arrived, in order, and nothing else did.
     Demo(DemoArgs),
+    /// Measure how fast these servers and walpost are together, with a load of its own
+    ///
+    /// Makes a scratch table with a slot, a publication and a topic of its own, writes a backlog and drains it, then writes
+    /// at a steady rate; prints rates and percentiles, says which of Postgres, walpost and Kafka was the limit, and deletes
+    /// all that it made. It uses the settings that `walpost run` would use, and needs the rights of `walpost setup`. It puts
+    /// load on both servers: about 600 bytes of write-ahead log a row.
+    Bench(BenchArgs),
     /// Show the version
     Version(VersionArgs),
 }
@@ -223,6 +230,37 @@ pub struct ConfigShowArgs {
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct DemoArgs {}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchArgs {
+    /// Rows of the backlog; 0 leaves it out
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    pub rows: u32,
+    /// Rows of the backlog in one transaction
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub rows_per_commit: u32,
+    /// Bytes of a payload, about
+    #[arg(long, value_name = "BYTES", default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub payload_bytes: u32,
+    /// Different keys
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub keys: u32,
+    /// Commits a second of the steady load, one row each; 0 leaves it out
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    pub rate: u32,
+    /// Seconds of the steady load, after three that do not count
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub seconds: u32,
+    /// Connections that write the steady load
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub writers: u32,
+    /// Partitions of the scratch topic; topics.create wins where it has a number
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    pub partitions: u16,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct VersionArgs {
@@ -330,7 +368,9 @@ impl Cli {
     /// Which ends the command cannot do without.
     fn needs(&self) -> Needs {
         match &self.command {
-            Command::Run(_) | Command::Doctor(_) | Command::Recover(_) => Needs { postgres: true, kafka: true },
+            Command::Run(_) | Command::Doctor(_) | Command::Recover(_) | Command::Bench(_) => {
+                Needs { postgres: true, kafka: true }
+            }
             Command::Setup(args) => Needs { postgres: !args.print, kafka: false },
             Command::Status(_) | Command::Parked(_) | Command::Teardown(_) => Needs { postgres: true, kafka: false },
             Command::Config(args) => match args.command {

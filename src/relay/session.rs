@@ -31,7 +31,7 @@ use crate::source::decoder::Decoder;
 use crate::source::protocol::{Frame, StandbyStatusUpdate};
 use crate::source::stream::{Stream, Wire};
 use crate::source::{Relation, Row, SourceEvent};
-use crate::telemetry::{EndStatus, SlotStatus, State, Target, Telemetry, TopicMetrics, WalStatus, human_bytes};
+use crate::telemetry::{Doing, EndStatus, SlotStatus, State, Target, Telemetry, TopicMetrics, WalStatus, human_bytes};
 
 mod clock;
 mod ending;
@@ -40,6 +40,7 @@ mod progress;
 mod reading;
 mod rows;
 mod silence;
+mod tally;
 
 use clock::ServerClock;
 pub use ending::Drained;
@@ -48,6 +49,7 @@ use parking::Parking;
 pub use progress::{show_slot, slot_status};
 use reading::{Gulp, Insistence, Pump};
 use silence::Silence;
+use tally::Tally;
 
 /// A keepalive's position is worth a record once it is so far past the last one: our own record is WAL, too.
 const IDLE_RECORD_BYTES: u64 = 1 << 20;
@@ -207,6 +209,7 @@ pub struct Session<'a, S = Socket> {
     early_said_at: Option<Instant>,
     gulp: Gulp,
     deliveries: Vec<Delivery>,
+    tally: Tally,
 }
 
 impl<'a, S: Wire> Session<'a, S> {
@@ -251,6 +254,7 @@ impl<'a, S: Wire> Session<'a, S> {
             early_said_at: None,
             gulp: Gulp::new(now),
             deliveries: Vec::new(),
+            tally: Tally::default(),
         }
     }
 
@@ -321,6 +325,10 @@ impl<'a, S: Wire> Session<'a, S> {
                 return Ok(end);
             }
             let wake_at = self.wake_at(now);
+            let waits_from = Instant::now();
+            let mut waits_for =
+                Some(if pumped == Pump::Closed { Doing::WaitingForKafka } else { Doing::WaitingForPostgres });
+            self.lent.telemetry.metrics.spent(Doing::Work, waits_from.saturating_duration_since(now));
             // In this order, because each may wait for the ones below it but never for the ones above.
             tokio::select! {
                 biased;
@@ -332,12 +340,15 @@ impl<'a, S: Wire> Session<'a, S> {
                 () = self.lent.sink.woken() => {}
                 event = self.control.event() => if let Some(end) = self.on_control(event).await? { return Ok(end) },
                 () = sleep_until(wake_at.unwrap_or(now)), if wake_at.is_some() => {}
-                () = std::future::ready(()), if pumped == Pump::More => {}
+                () = std::future::ready(()), if pumped == Pump::More => waits_for = None,
                 read = self.stream.readable(), if pumped == Pump::Empty && self.gulp.until.is_none() => {
                     read?;
                     self.silence.broken();
                 }
             }
+            // Rows, orders and deliveries are worked on at the top of the loop; here it has waited.
+            let waited = waits_from.elapsed();
+            self.lent.telemetry.metrics.spent(waits_for.unwrap_or(Doing::Work), waited);
         }
     }
 
@@ -350,17 +361,20 @@ impl<'a, S: Wire> Session<'a, S> {
     fn take_deliveries(&mut self, now: Instant) {
         let mut deliveries = std::mem::take(&mut self.deliveries);
         self.lent.sink.turn(now, &mut deliveries);
-        let clock = SystemTime::now();
+        let (telemetry, clock) = (self.lent.telemetry, SystemTime::now());
         for delivery in deliveries.drain(..) {
             match delivery {
                 Delivery::Delivered { ticket, topic, bytes, publish_latency } => {
                     let parked = self.republished(ticket);
-                    let commit_time = self.tracker.delivered(ticket).filter(|_| !parked);
-                    let latency = commit_time.and_then(|at| clock.duration_since(at).ok());
-                    self.lent.telemetry.metrics.observe_publish(publish_latency, 1);
-                    let metrics = topic_metrics(&mut self.lent, topic);
-                    metrics.published(1, bytes as u64);
-                    metrics.observe_end_to_end(latency.unwrap_or_default(), 1);
+                    let committed = self.tracker.delivered(ticket).filter(|_| !parked);
+                    let lent = &mut self.lent;
+                    self.tally.add(
+                        (topic, committed, bytes),
+                        publish_latency,
+                        clock,
+                        &telemetry.metrics,
+                        move |topic| topic_metrics(lent, topic),
+                    );
                     self.last_delivery = now;
                     self.rows_since_record = true;
                 }
@@ -376,6 +390,8 @@ impl<'a, S: Wire> Session<'a, S> {
             }
         }
         self.deliveries = deliveries;
+        let lent = &mut self.lent;
+        self.tally.end(clock, &telemetry.metrics, move |topic| topic_metrics(lent, topic));
         self.stop_at_bad_route();
         for reason in self.lent.sink.take_rebuilds() {
             self.lent.telemetry.metrics.retry(Target::Kafka, reason);

@@ -248,6 +248,21 @@ impl Desk {
         Err(TopicProblem { code, text })
     }
 
+    /// Deletes a topic; one that is not there is deleted.
+    pub fn delete(&self, name: &str) -> Result<(), String> {
+        let outcome = self.runtime.block_on(self.client.delete_topics(&[name], &Self::options(ANSWER_WITHIN)));
+        let missing = [
+            RDKafkaErrorCode::UnknownTopicOrPartition,
+            RDKafkaErrorCode::UnknownTopic,
+            RDKafkaErrorCode::UnknownPartition,
+        ];
+        match outcome.map(|results| results.into_iter().next()) {
+            Ok(Some(Err((_, code)))) if !missing.contains(&code) => Err(code.to_string()),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     /// What a fresh client sees of these topics: one that has been there all along may hang together with the producer.
     pub fn probe(&self, topics: &[Arc<str>]) -> Probed {
         let nothing = Probed { healthy: false, missing: None, short: None };

@@ -4,6 +4,7 @@
 //! ```text
 //!  kafka       the sink: feeds, and heals any failed report without a record lost or swapped
 //!  client      what the sink needs of a Kafka client
+//!  feed        the way of a record into librdkafka
 //!  producer    one librdkafka producer and the mailbox its reports come back through
 //!  topics      what is known of each topic
 //!  librarian   the thread that asks the cluster while the loop goes on
@@ -28,6 +29,7 @@ use crate::router::Record;
 
 pub mod client;
 pub mod desk;
+mod feed;
 pub mod kafka;
 pub mod librarian;
 pub mod origin;

@@ -1,6 +1,7 @@
 //! One librdkafka producer, and the mailbox through which its reports come back. The mailbox is the only thing that the
 //! threads of librdkafka and the relay's loop share: reports go in, the loop is woken, the loop takes them all.
 
+use std::cell::RefCell;
 use std::ffi::CStr;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,15 +11,16 @@ use bytes::Bytes;
 use rdkafka::client::ClientContext;
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _, OwnedHeaders};
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::producer::{
-    BaseRecord, DeliveryResult, NoCustomPartitioner, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer,
+    DeliveryResult, NoCustomPartitioner, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer,
 };
 use tokio::sync::Notify;
 
 use crate::config::Config;
 use crate::router::{Header, Record};
 use crate::sink::client::Produce;
+use crate::sink::feed::Handles;
 use crate::sink::librarian::Answer;
 use crate::sink::properties::{self, Kind};
 use crate::sink::tail::TailAnswer;
@@ -43,6 +45,8 @@ pub struct Inbox {
     /// The newest error of a connection.
     pub error: Option<String>,
     pub all_brokers_down: bool,
+    /// Something was put, and the loop has been woken for it.
+    waits: bool,
 }
 
 impl Mailbox {
@@ -53,8 +57,14 @@ impl Mailbox {
 
     /// Adds to the inbox and wakes the loop.
     pub fn put(&self, add: impl FnOnce(&mut Inbox)) {
-        add(&mut self.lock());
-        self.woken.notify_one();
+        let mut inbox = self.lock();
+        // Reports come by the hundred: the first one wakes, and the loop takes all that are there when it looks.
+        let first = !std::mem::replace(&mut inbox.waits, true);
+        add(&mut inbox);
+        drop(inbox);
+        if first {
+            self.woken.notify_one();
+        }
     }
 
     /// A report of success, with the record's offset; negative: it came without one.
@@ -87,6 +97,7 @@ impl Mailbox {
         into.tails.clear();
         into.error = None;
         into.all_brokers_down = false;
+        into.waits = false;
         mem::swap(&mut *self.lock(), into);
     }
 
@@ -236,6 +247,8 @@ fn record_of(message: &BorrowedMessage<'_>) -> Record {
 pub struct Producer {
     generation: u32,
     kind: Kind,
+    /// Before `inner`, which they are of: fields are dropped in this order.
+    handles: RefCell<Handles>,
     inner: ThreadedProducer<Context, NoCustomPartitioner>,
     mailbox: Arc<Mailbox>,
     purging: Arc<AtomicBool>,
@@ -247,7 +260,9 @@ impl Producer {
         let context = Context::new(mailbox.clone(), generation);
         let purging = context.purging.clone();
         let inner = ThreadedProducer::from_config_and_context(&properties::producer(config, kind), context)?;
-        Ok(Producer { generation, kind, inner, mailbox: mailbox.clone(), purging })
+        // SAFETY: the handles are dropped before `inner`, here and in `end`.
+        let handles = RefCell::new(unsafe { Handles::of(inner.client().native_ptr()) });
+        Ok(Producer { generation, kind, handles, inner, mailbox: mailbox.clone(), purging })
     }
 }
 
@@ -256,18 +271,8 @@ impl Produce for Producer {
         self.kind
     }
 
-    /// librdkafka copies it.
     fn send(&self, ticket: usize, record: &Record, partition: i32) -> Result<(), KafkaError> {
-        let headers = (!record.headers.is_empty()).then(|| {
-            record.headers.iter().fold(OwnedHeaders::new_with_capacity(record.headers.len()), |headers, header| {
-                headers.insert(rdkafka::message::Header { key: &header.name, value: header.value.as_deref() })
-            })
-        });
-        let mut fed = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&record.topic, ticket).partition(partition);
-        fed.key = record.key.as_deref();
-        fed.payload = record.value.as_deref();
-        fed.headers = headers;
-        self.inner.send(fed).map_err(|(error, _)| error)
+        self.handles.borrow_mut().feed(ticket, record, partition)
     }
 
     fn is_dead(&self) -> bool {
@@ -282,8 +287,9 @@ impl Produce for Producer {
     /// On a thread of its own, because that takes up to half a second.
     fn end(self: Box<Self>) {
         self.purging.store(true, Ordering::Relaxed);
-        let Producer { generation, inner, mailbox, .. } = *self;
+        let Producer { generation, handles, inner, mailbox, .. } = *self;
         let end = move || {
+            drop(handles);
             drop(inner);
             mailbox.put(|inbox| inbox.dropped.push(generation));
         };

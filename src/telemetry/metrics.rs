@@ -5,15 +5,16 @@
 //! Gauges that mirror the status are set by [`super::Telemetry`] alone, and are NaN while their value is not known.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use super::fine::FineLatencies;
 use super::health::{State, Status, WalStatus};
 
 /// Distinct values of the label `topic`; what comes after them is counted under [`OTHER`]. A template over columns can
@@ -61,6 +62,29 @@ impl Target {
     }
 }
 
+/// What the relay's loop does with its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// Reading, routing, feeding, acknowledging.
+    Work,
+    /// There is nothing to read.
+    WaitingForPostgres,
+    /// Nothing more may be read: the window is full, or a record cannot be fed.
+    WaitingForKafka,
+}
+
+impl Doing {
+    pub const ALL: [Doing; 3] = [Doing::Work, Doing::WaitingForPostgres, Doing::WaitingForKafka];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Doing::Work => "work",
+            Doing::WaitingForPostgres => "waiting_for_postgres",
+            Doing::WaitingForKafka => "waiting_for_kafka",
+        }
+    }
+}
+
 /// The relay's metrics. Public fields are set by whoever knows their value; the rest has methods.
 pub struct Metrics {
     registry: Registry,
@@ -83,7 +107,10 @@ pub struct Metrics {
     pub outbox_rows: Gauge,
     /// The server's clock minus ours.
     pub clock_skew: Gauge,
+    /// Latencies from commit to acknowledgement, finer than a scrape needs. None: nobody has asked for them.
+    fine_latencies: OnceLock<Mutex<FineLatencies>>,
     spill_bytes: IntCounter,
+    loop_seconds: [Counter; Doing::ALL.len()],
     pub(super) in_flight_messages: IntGauge,
     pub(super) in_flight_bytes: IntGauge,
     pub(super) oldest_unconfirmed_age: Gauge,
@@ -116,6 +143,12 @@ impl TopicMetrics {
     pub fn observe_end_to_end(&self, latency: Duration, messages: u64) {
         observe(&self.end_to_end, latency, messages);
     }
+
+    /// How many end-to-end latencies were observed, and their sum in seconds.
+    #[cfg(test)]
+    pub(crate) fn observed(&self) -> (u64, f64) {
+        (self.end_to_end.get_sample_count(), self.end_to_end.get_sample_sum())
+    }
 }
 
 impl Metrics {
@@ -147,6 +180,7 @@ impl Metrics {
 
         let metrics = Metrics {
             topics: Mutex::default(),
+            fine_latencies: OnceLock::new(),
             end_to_end_latency: add(
                 &registry,
                 HistogramVec::new(
@@ -204,6 +238,14 @@ impl Metrics {
                 "walpost_spill_bytes_total",
                 "Bytes of large transactions that the server wrote to disk while decoding for the slot.",
             ),
+            loop_seconds: {
+                let opts = Opts::new(
+                    "walpost_loop_seconds_total",
+                    "What the relay's loop spent its time with: work, or waiting for Postgres or for Kafka.",
+                );
+                let seconds = add(&registry, CounterVec::new(opts, &["doing"]));
+                Doing::ALL.map(|doing| seconds.with_label_values(&[doing.as_str()]))
+            },
             in_flight_messages: gauge("walpost_in_flight_messages", "Rows read and not yet acknowledged."),
             in_flight_bytes: gauge("walpost_in_flight_bytes", "Bytes of the rows read and not yet acknowledged."),
             oldest_unconfirmed_age: add(
@@ -294,6 +336,30 @@ impl Metrics {
     /// A message can not be sent as it is.
     pub fn failed(&self, reason: &'static str) {
         self.messages_failed.with_label_values(&[reason]).inc();
+    }
+
+    /// From here on every latency from commit to acknowledgement is kept as well, to a thousandth of itself. Takes what was
+    /// kept so far.
+    pub fn take_fine_latencies(&self) -> FineLatencies {
+        let kept = self.fine_latencies.get_or_init(|| Mutex::new(FineLatencies::default()));
+        std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// `messages` rows were acknowledged `latency` after their commit.
+    pub fn observe_finely(&self, latency: Duration, messages: u64) {
+        if let Some(kept) = self.fine_latencies.get() {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).add(latency, messages);
+        }
+    }
+
+    /// The loop did this for so long.
+    pub fn spent(&self, doing: Doing, time: Duration) {
+        self.loop_seconds[doing as usize].inc_by(time.as_secs_f64());
+    }
+
+    /// Seconds that the loop has done this.
+    pub fn seconds(&self, doing: Doing) -> f64 {
+        self.loop_seconds[doing as usize].get()
     }
 
     /// An attempt failed and is made again.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 mod describe;
+mod fine;
 pub mod health;
 pub mod logging;
 pub mod metrics;
@@ -21,8 +22,9 @@ mod page;
 pub mod server;
 
 pub use describe::{facts, human_bytes, human_count, human_seconds, utc};
+pub use fine::FineLatencies;
 pub use health::{EndStatus, InFlightStatus, ParkedStatus, SlotStatus, State, Status, WalStatus};
-pub use metrics::{Metrics, Target, TopicMetrics};
+pub use metrics::{Doing, Metrics, Target, TopicMetrics};
 
 /// A state that is not ready is logged again after so long.
 const SAY_AGAIN_EVERY: Duration = Duration::from_secs(60);

@@ -2,6 +2,7 @@
 //! Java and what `scripts/stack` finds or fetches, and fail without it. `tails` alone uses the library.
 
 mod a_message_that_cannot_be_sent;
+mod bench;
 mod broker_faults;
 mod documents;
 mod effectively_once;

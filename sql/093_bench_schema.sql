@@ -1,0 +1,2 @@
+-- Whether schema walpost is there.
+SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'walpost')
