@@ -47,12 +47,16 @@ pub fn run(servers: &Servers, spec: &Spec, filled: &mut Option<Spec>) -> Figures
 
     let start = Reading::take(servers, None, spec.peer.table());
     let relay = Relay::start(servers, spec.peer, &slot, Some(&end));
-    let figures = watch(servers, spec, &relay, &start);
+    let mut figures = watch(servers, spec, &relay, &start);
     relay.stop();
-    let mut figures = figures;
     if spec.peer.writes_kafka() {
         let delivered = servers.delivered(spec);
-        assert_eq!(delivered, spec.rows, "records in Kafka after the relay has ended, of as many rows as on the right");
+        assert_eq!(
+            delivered,
+            spec.rows,
+            "records in Kafka after {} has ended, and the rows that were committed",
+            spec.peer.name()
+        );
         figures.insert("delivered".to_owned(), delivered as f64);
     }
     if spec.peer.reads_slot() {
@@ -68,6 +72,8 @@ fn watch(servers: &Servers, spec: &Spec, relay: &Relay, start: &Reading) -> Figu
     let (mut seen_first, mut half) = (None, None);
     let deadline = now_s() + GIVE_UP_S;
     loop {
+        // Before the question, so that the second half is rather too long than too short.
+        let asked = now_s();
         let delivered = if spec.peer.writes_kafka() { servers.delivered(spec) } else { 0 };
         if spec.peer.reads_slot() {
             walsender = walsender.or_else(|| servers.walsender(&relay.slot));
@@ -80,7 +86,7 @@ fn watch(servers: &Servers, spec: &Spec, relay: &Relay, start: &Reading) -> Figu
             seen_first = seen_first.or(Some(now));
         }
         if half.is_none() && delivered * 2 >= spec.rows {
-            half = Some((now, delivered as f64));
+            half = Some((asked, delivered as f64));
         }
         if spec.peer.writes_kafka() {
             if delivered >= spec.rows {
