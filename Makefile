@@ -1,6 +1,6 @@
 # Two commands do everything on a bare machine: `make demo` and `make test`. What they need: scripts/stack missing.
 .DEFAULT_GOAL := help
-.PHONY: help deps programs build check unit test postgres end-to-end torture torture-short fuzz simulation demo clean
+.PHONY: help deps programs build check unit test postgres end-to-end torture torture-short fuzz simulation demo bench bench-short clean
 
 majors := 14 15 16 17 18
 
@@ -70,6 +70,13 @@ torture-short:
 
 torture: programs ## faults at random, for MINUTES (10), chosen by SEED (the time)
 	SEED=$(SEED) MINUTES=$(MINUTES) cargo test --locked --test torture -- --nocapture no_row
+
+# Goes on where an earlier run was interrupted; the results lie in the target directory.
+bench: programs ## walpost beside its peers, into docs/performance.md; takes hours (long=--long: with 5,000,000 rows)
+	cargo bench --locked --bench comparison -- plan $(long)
+
+bench-short: programs ## the same in some ten minutes: one run, fewer rows and peers
+	cargo bench --locked --bench comparison -- plan --short
 
 demo: ## a real Postgres, a real Kafka, walpost, and orders passing through
 	@scripts/demo

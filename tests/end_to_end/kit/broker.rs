@@ -97,6 +97,10 @@ impl Broker {
         self.process.as_ref().is_some_and(Process::is_running)
     }
 
+    pub fn pid(&self) -> i32 {
+        self.process.as_ref().expect("a running Kafka").pid()
+    }
+
     /// Asks for a clean stop, as an operator does it, and returns at once.
     pub fn ask_to_stop(&self) {
         self.signal(libc::SIGTERM);

@@ -191,6 +191,11 @@ impl Postgres {
         self.process.as_ref().is_some_and(Process::is_running)
     }
 
+    /// The postmaster's.
+    pub fn pid(&self) -> i32 {
+        self.process.as_ref().expect("a running Postgres").pid()
+    }
+
     /// Whether it accepts connections.
     pub fn answers(&self) -> bool {
         Sql::try_connect(&self.url("postgres")).is_ok()
@@ -277,7 +282,7 @@ fn active_pid(slot: &str) -> String {
     format!("select active_pid from pg_replication_slots where slot_name = '{slot}'")
 }
 
-fn children_of(parent: i32) -> Vec<i32> {
+pub fn children_of(parent: i32) -> Vec<i32> {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
