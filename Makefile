@@ -1,6 +1,6 @@
 # Two commands do everything on a bare machine: `make demo` and `make test`. What they need: scripts/stack missing.
 .DEFAULT_GOAL := help
-.PHONY: help deps programs build check unit test postgres end-to-end torture torture-short fuzz simulation demo bench bench-short clean
+.PHONY: help deps programs build check unit test postgres end-to-end torture torture-short fuzz simulation demo bench bench-short bench-rows clean
 
 majors := 14 15 16 17 18
 
@@ -77,6 +77,9 @@ bench: programs ## walpost beside its peers, into docs/performance.md; takes hou
 
 bench-short: programs ## the same in some ten minutes: one run, fewer rows and peers
 	cargo bench --locked --bench comparison -- plan --short
+
+bench-rows: ## what a row costs in each stage, without servers; compares with the run before
+	cargo bench --locked --bench rows
 
 demo: ## a real Postgres, a real Kafka, walpost, and orders passing through
 	@scripts/demo

@@ -43,7 +43,9 @@ fn insert(spec: &Spec, n: &str, from: &str) -> String {
 /// Commits the rows of a backlog (asynchronously: the same log, sooner there), and leaves nothing to be done behind them.
 pub fn backlog(servers: &Servers, spec: &Spec) {
     let (rows, per_commit, table) = (spec.rows, spec.per_commit, spec.peer.table());
-    let series = format!("from generate_series(batch * {per_commit} + 1, least((batch + 1) * {per_commit}, {rows})) n");
+    let series = format!(
+        "from generate_series((batch * {per_commit} + 1)::bigint, least((batch + 1) * {per_commit}, {rows})::bigint) n"
+    );
     servers.sql.execute("set synchronous_commit = off");
     servers.sql.execute(&format!(
         "do $do$ begin for batch in 0::bigint .. ({rows}::bigint - 1) / {per_commit} loop {}; commit; end loop; end $do$",

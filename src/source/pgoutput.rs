@@ -12,7 +12,6 @@ use bytes::Bytes;
 use super::{Column, Relation, Value};
 use crate::lsn::Lsn;
 
-#[cfg(any(test, feature = "simulation"))]
 pub mod encode;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Writes pgoutput messages as a server does, for tests.
+//! Writes pgoutput messages as a server does, for tests and benchmarks.
 
 use crate::source::Relation;
 
