@@ -199,3 +199,16 @@ async fn a_slot_moved_to_a_position_sends_what_commits_from_it_on_and_nothing_ea
     slot::drop(&place.client, &after).await.unwrap();
     place.clean_up().await;
 }
+
+#[tokio::test]
+async fn a_slot_is_moved_no_further_than_the_log_is_flushed_and_says_where_it_stands() {
+    let place = Place::new("shards_flushed").await;
+    place.set_up().await;
+    let beyond = Lsn(place.end_of_wal().await.0 + (1 << 30));
+    let reached = slot::advance_to(&place.client, &place.slot, beyond).await.unwrap();
+    assert!(reached < beyond, "moved to {reached}");
+    assert_eq!(place.slot_at().await, Some(reached));
+    let back = slot::advance_to(&place.client, &place.slot, Lsn(1)).await.unwrap_err();
+    assert_eq!(back.sqlstate(), Some("55000"), "{back:?}");
+    place.clean_up().await;
+}
