@@ -35,6 +35,7 @@ mod passfile;
 pub mod recovery;
 pub mod schema;
 pub mod server;
+pub mod shards;
 pub mod slot;
 pub mod steps;
 pub mod tls;

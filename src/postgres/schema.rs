@@ -276,8 +276,12 @@ fn publication_steps(
         steps.push(Step::todo(StepKind::Publication, title, sql).in_transaction());
     } else if publication.in_itself && !missing.is_empty() {
         let title = format!("columns {} of {table} in publication {name}", missing.join(", "));
-        let sql =
-            format!("{lock}ALTER PUBLICATION {name} DROP TABLE {table};\nALTER PUBLICATION {name} ADD TABLE {entry};");
+        // A filter goes with the entry that is dropped: without it, rows would come that somebody keeps away, such as those
+        // of other shards.
+        let filter = publication.row_filter().map(|filter| format!(" WHERE ({filter})")).unwrap_or_default();
+        let sql = format!(
+            "{lock}ALTER PUBLICATION {name} DROP TABLE {table};\nALTER PUBLICATION {name} ADD TABLE {entry}{filter};"
+        );
         steps.push(Step::todo(StepKind::Publication, title, sql).in_transaction());
     } else {
         steps.push(Step::done(StepKind::Publication, title));

@@ -175,6 +175,16 @@ fn a_mapped_column_that_is_not_published_is_added_and_other_tables_stay() {
 }
 
 #[test]
+fn a_filter_outlives_a_change_of_the_columns() {
+    let mut shard = publication(&["payload"]);
+    shard.published[0].row_filter = Some("(((COALESCE(hashtext(aggregate_id), 0) & 2147483647) % 2) = 1)".into());
+    let changed = sql_of(&planned(170_000, Some(&shard), Some(&slot())), StepKind::Publication);
+    let added = "ADD TABLE public.outbox_messages (aggregate_id, payload) WHERE \
+                 ((((COALESCE(hashtext(aggregate_id), 0) & 2147483647) % 2) = 1));";
+    assert!(changed.contains(added), "{changed}");
+}
+
+#[test]
 fn what_somebody_else_may_need_is_said_and_not_changed() {
     let mut odd = publication(&["aggregate_id", "payload"]);
     odd.updates = true;

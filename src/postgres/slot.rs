@@ -340,6 +340,22 @@ pub async fn advance(client: &Client, name: &str) -> Result<Lsn, SlotError> {
     text.parse().map_err(|source| CatalogError::Lsn { what: "the slot", source }.into())
 }
 
+/// Moves a slot that nobody holds to `to`, so that it sends the transactions whose commit record begins there or later (the
+/// position that their `Begin` carries), and no earlier one. Returns where the slot stands: before `to` where the log is not
+/// flushed so far, so compare.
+///
+/// # Errors
+///
+/// The slot is held, is lost, or stands behind `to` already.
+pub async fn advance_to(client: &Client, name: &str, to: Lsn) -> Result<Lsn, SlotError> {
+    let failed = |source| SlotError::Failed { operation: "advance", slot: name.to_owned(), source };
+    let statement = statement_of(include_str!("../../sql/052_slot_advance_to.sql"));
+    let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&name, Type::TEXT), (&to.to_string(), Type::TEXT)];
+    let rows = client.query_typed(&statement, &parameters).await.map_err(failed)?;
+    let text: String = rows.first().map_or(Ok(String::new()), |row| row.try_get(0)).map_err(failed)?;
+    text.parse().map_err(|source| CatalogError::Lsn { what: "the slot", source }.into())
+}
+
 fn lsn<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Lsn>, D::Error> {
     let text: Option<String> = Option::deserialize(deserializer)?;
     text.map(|text| text.parse().map_err(serde::de::Error::custom)).transpose()

@@ -30,6 +30,7 @@ mod process_faults;
 mod record_first;
 mod recover;
 mod setting_up;
+mod shards;
 mod shutdown_never_waits;
 mod sigterm_leaves_nothing_to_repeat;
 mod silent_filters;

@@ -8,5 +8,6 @@ mod parked;
 mod record;
 mod recovery;
 mod setup;
+mod shards;
 mod slot;
 mod teardown;

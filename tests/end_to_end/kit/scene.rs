@@ -90,9 +90,15 @@ impl Kafka {
     /// Compares what was committed with what is in the workload's topics.
     #[track_caller]
     pub fn verify(&self, workload: &Workload, expected: &[Expected]) -> Report {
+        self.verify_shards(1, workload, expected)
+    }
+
+    /// The same where the rows were divided among so many streams.
+    #[track_caller]
+    pub fn verify_shards(&self, shards: usize, workload: &Workload, expected: &[Expected]) -> Report {
         let topics = workload.topics();
         let topics = topics.each_ref().map(String::as_str);
-        let mut verifier = Verifier::new(expected, |topic: &str| self.partition_count(topic));
+        let mut verifier = Verifier::new(expected, |topic: &str| self.partition_count(topic)).shards(shards);
         self.scan(&topics, |seen| {
             verifier.see(&seen);
         });

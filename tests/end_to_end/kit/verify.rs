@@ -68,6 +68,8 @@ pub struct Verifier<'a, P> {
     positions: HashMap<u64, Vec<(u64, u32)>>,
     /// Of these transactions the log did not tell all rows first.
     partly: HashSet<u64>,
+    /// As many streams count a transaction's rows, each its own from 0.
+    shards: usize,
     report: Report,
 }
 
@@ -84,8 +86,14 @@ impl<'a, P: Fn(&str) -> i32> Verifier<'a, P> {
             latest: HashMap::new(),
             positions: HashMap::new(),
             partly: HashSet::new(),
+            shards: 1,
             report: Report { expected: expected.len(), ..Report::default() },
         }
+    }
+
+    /// The rows were divided among so many streams.
+    pub fn shards(self, shards: usize) -> Self {
+        Verifier { shards, ..self }
     }
 
     pub fn see(&mut self, record: &Seen) -> Arrival {
@@ -126,7 +134,7 @@ impl<'a, P: Fn(&str) -> i32> Verifier<'a, P> {
         let lost = self.expected.iter().filter(|row| !self.arrived.contains(row.id.as_str()));
         self.report.lost = lost.map(|row| row.id.clone()).collect();
         for (transaction, positions) in self.positions {
-            if let Some(fault) = token_fault(positions, self.partly.contains(&transaction)) {
+            if let Some(fault) = token_fault(positions, self.shards, self.partly.contains(&transaction)) {
                 self.report.wrong.push(format!("tokens of transaction {transaction}: {fault}"));
             }
         }
@@ -161,14 +169,20 @@ impl Token {
     }
 }
 
-/// The rows of one transaction share its commit LSN and count from 0; `partly`: some of them are not here.
-fn token_fault(mut positions: Vec<(u64, u32)>, partly: bool) -> Option<String> {
+/// The rows of one transaction share its commit LSN and count from 0, in each shard for itself; `partly`: some of them are not
+/// here.
+fn token_fault(mut positions: Vec<(u64, u32)>, shards: usize, partly: bool) -> Option<String> {
     positions.sort_unstable();
     let lsn = positions.first()?.0;
     if positions.iter().any(|position| position.0 != lsn) {
         return Some(format!("more than one commit LSN: {positions:X?}"));
     }
-    let dense = positions.iter().enumerate().all(|(at, position)| position.1 as usize == at);
+    // How many shards have a row of each number: never more than of the number before it.
+    let mut of_number = vec![0; positions.len()];
+    let within =
+        positions.iter().all(|position| of_number.get_mut(position.1 as usize).map(|count| *count += 1).is_some());
+    let dense =
+        within && of_number.first().is_none_or(|&first| first <= shards) && of_number.is_sorted_by(|a, b| a >= b);
     (!dense && !partly)
         .then(|| format!("ordinals do not count from 0: {:?}", positions.iter().map(|p| p.1).collect::<Vec<_>>()))
 }
