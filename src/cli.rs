@@ -234,7 +234,7 @@ pub struct DemoArgs {}
 #[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
     /// Rows of the backlog; 0 leaves it out
-    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(..=1_000_000_000))]
     pub rows: u32,
     /// Rows of the backlog in one transaction
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -246,7 +246,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub keys: u32,
     /// Commits a second of the steady load, one row each; 0 leaves it out
-    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub rate: u32,
     /// Seconds of the steady load, after three that do not count
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=86_400))]

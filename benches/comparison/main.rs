@@ -209,7 +209,8 @@ fn open(path: &std::path::Path) -> Results {
     Results::open(path)
 }
 
-/// Runs what the results lack. Within a group the peers take turns, so that what else the machine does hits all alike.
+/// Runs what the results lack. Within a group the peers take turns, so that what else the machine does hits all alike, and
+/// another one begins each time: the first finds a backlog that was just written.
 fn perform(groups: &[Vec<Spec>], runs: usize, results: &mut Results) {
     let missing = |results: &Results, spec: &Spec, run| results.count(spec) <= run;
     let total = groups.iter().flatten().map(|spec| runs.saturating_sub(results.count(spec))).sum::<usize>();
@@ -224,7 +225,8 @@ fn perform(groups: &[Vec<Spec>], runs: usize, results: &mut Results) {
     drain::run(&servers, &Spec::drain(Peer::Polling, WARM_UP_ROWS, 1000), &mut filled);
     for group in groups {
         for run in 0..runs {
-            for spec in group {
+            let begins = run % group.len();
+            for spec in group[begins..].iter().chain(&group[..begins]) {
                 if !missing(results, spec, run) {
                     continue;
                 }

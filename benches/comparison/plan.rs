@@ -18,20 +18,26 @@ pub fn runs(form: Form) -> usize {
 pub fn groups(form: Form) -> Vec<Vec<Spec>> {
     let short = form == Form::Short;
     let mut groups: Vec<Vec<Spec>> = Vec::new();
-    let log_readers: &[Peer] = match short {
-        true => &[Peer::Walpost, Peer::PgRecvlogical, Peer::DebeziumTuned],
-        false => &[Peer::Walpost, Peer::PgRecvlogical, Peer::DebeziumDefault, Peer::DebeziumTuned, Peer::DebeziumBest],
+    let draining: &[Peer] = match short {
+        true => &[Peer::Walpost, Peer::PgRecvlogical, Peer::DebeziumTuned, Peer::Polling],
+        false => &[
+            Peer::Walpost,
+            Peer::PgRecvlogical,
+            Peer::DebeziumDefault,
+            Peer::DebeziumTuned,
+            Peer::DebeziumBest,
+            Peer::Polling,
+        ],
     };
     for (rows, per_commit) in [(300_000, 1), (500_000, 100), (1_000_000, 1000)] {
         let rows = if short { rows / 5 } else { rows };
-        groups.push(log_readers.iter().map(|&peer| Spec::drain(peer, rows, per_commit)).collect());
-        groups.push(vec![Spec::drain(Peer::Polling, rows, per_commit)]);
+        groups.push(draining.iter().map(|&peer| Spec::drain(peer, rows, per_commit)).collect());
     }
     for (payload, rows) in [(100, 1_000_000), (1_000, 300_000), (10_000, 30_000), (100_000, 3_000)] {
         let rows = if short { rows / 10 } else { rows };
         let sized = |&peer: &Peer| Spec { payload, ..Spec::drain(peer, rows, 100) };
-        groups.push([Peer::Walpost, Peer::PgRecvlogical, Peer::DebeziumTuned].iter().map(sized).collect());
-        groups.push([Peer::Polling].iter().map(sized).collect());
+        let peers = [Peer::Walpost, Peer::PgRecvlogical, Peer::DebeziumTuned, Peer::Polling];
+        groups.push(peers.iter().map(sized).collect());
     }
     let sizes: &[u64] = match form {
         Form::Short => &[10_000, 100_000],

@@ -126,6 +126,11 @@ fn the_help_says_what_a_beginner_needs() {
     for absent in ["tail", "backfill", "replay", "prune", "completions", "man"] {
         assert!(parse(absent).is_err(), "{absent} is not in this release");
     }
+    for wrong in
+        ["--rate 1000001", "--rows 1000000001", "--rows-per-commit 0", "--keys 0", "--seconds 0", "--writers 0"]
+    {
+        assert!(parse(&format!("bench {wrong}")).is_err(), "{wrong}");
+    }
     assert_eq!(help_of("--version"), format!("walpost {}\n", env!("CARGO_PKG_VERSION")));
 }
 

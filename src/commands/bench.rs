@@ -21,6 +21,7 @@ use crate::commands::setup::SetupError;
 use crate::commands::teardown::TeardownError;
 use crate::config::Config;
 use crate::error_text::ErrorText as _;
+use crate::postgres::catalog::CatalogError;
 use crate::postgres::{AddressError, ConnectError, Connector, SqlError};
 use crate::relay::shutdown::Shutdown;
 use crate::relay::{GaveUp, Relay, RunOptions};
@@ -70,6 +71,8 @@ pub enum BenchError {
     Connect(#[from] Box<ConnectError>),
     #[error("the scratch table, slot and publication could not be made")]
     Setup(#[from] SetupError),
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
     #[error("route.topic cannot be used")]
     Template(#[from] TemplateError),
     #[error(transparent)]
@@ -90,10 +93,17 @@ pub enum BenchError {
     Signals(#[source] std::io::Error),
     #[error("what was measured could not be printed")]
     Output(#[from] std::io::Error),
-    #[error("the scratch slot and publication could not be dropped; drop them by hand, or the slot holds the log")]
-    Teardown(#[source] TeardownError),
-    #[error("the scratch table {table} could not be dropped; drop it by hand")]
-    DropTable { table: String, source: SqlError },
+    #[error(
+        "the scratch slot, publication, table and topic {name} are left, because Postgres cannot be reached; as soon as it can, \
+         drop them by hand, the slot first: it holds the log"
+    )]
+    Unreachable { name: String, source: Box<ConnectError> },
+    #[error(
+        "the scratch slot and publication {name} could not be dropped; drop them by hand, or the slot holds the log"
+    )]
+    Teardown { name: String, source: TeardownError },
+    #[error("the scratch table {name} could not be dropped; drop it by hand")]
+    DropTable { name: String, source: SqlError },
 }
 
 fn remedy_of(remedy: &Option<String>) -> String {
@@ -107,9 +117,11 @@ impl BenchError {
             BenchError::Address(_) | BenchError::Template(_) | BenchError::Kafka(_) => exit::CONFIGURATION,
             BenchError::Connect(error) => crate::commands::setup::by_kind(error.kind()),
             BenchError::Setup(error) => error.exit_code(),
+            BenchError::Catalog(error) => crate::commands::setup::by_sqlstate(error.sqlstate()),
+            BenchError::Unreachable { source, .. } => crate::commands::setup::by_kind(source.kind()),
             BenchError::NoBroker(_) => exit::UNREACHABLE,
             BenchError::Signals(_) => exit::BUG,
-            BenchError::Teardown(error) => error.exit_code(),
+            BenchError::Teardown { source, .. } => source.exit_code(),
             BenchError::Write(_)
             | BenchError::Thread(_)
             | BenchError::Ended(_)
@@ -128,9 +140,11 @@ pub async fn run(config: &Config, options: BenchOptions, out: &mut (dyn Write + 
     let connector = Connector::new(&config.postgres)?;
     let (scratch, leftovers) = Scratch::prepare(config, &connector, options.partitions).await?;
     for leftover in leftovers {
-        tracing::warn!(
-            "slot {leftover} is left from a bench that was killed, and holds the log: remove it with SELECT \
-             pg_drop_replication_slot('{leftover}'), and its table and publication of the same name"
+        // Not a warning: those are not shown while it is measured.
+        tracing::error!(
+            "slot {leftover} is of a measurement, nobody reads it, and it holds the log: where no other measurement is being \
+             prepared, one was killed. Remove it with SELECT pg_drop_replication_slot('{leftover}'), then the table and the \
+             publication of the same name"
         );
     }
     if !options.json {
@@ -220,18 +234,21 @@ async fn steady(scratch: &Scratch, load: &Load<'_>, options: BenchOptions) -> Re
     let bar = bar("steady", u64::from(options.seconds));
     let writing = load.steady(options.rate, options.writers, WARM_UP + seconds);
     let watching = async {
+        // A relay that stands still must not let the log grow for as long as the writers write.
+        let mut progress = Progress::of(&relay.telemetry);
         tokio::time::sleep(WARM_UP).await;
         drop(metrics.take_fine_latencies());
         let (shares, published) = (Shares::of(metrics), metrics.messages_published.get());
         for second in 0..options.seconds {
             bar.set_position(second.into());
             tokio::time::sleep(Duration::from_secs(1)).await;
+            progress.check(&relay.telemetry)?;
         }
-        (Shares::of(metrics).since(shares), metrics.messages_published.get() - published)
+        Ok((Shares::of(metrics).since(shares), metrics.messages_published.get() - published))
     };
-    let (written, (shares, published)) = tokio::join!(writing, watching);
+    // Whichever fails ends the other.
+    let (written, (shares, published)) = tokio::try_join!(writing, watching)?;
     bar.finish_and_clear();
-    let written = written?;
     let telemetry = relay.telemetry.clone();
     // All that was written is waited for: what comes late belongs to the percentiles.
     let wanted = written.rows;
@@ -290,19 +307,12 @@ impl Running {
 
     /// Waits until `done`, as long as rows arrive.
     async fn until(&mut self, mut done: impl FnMut(&Telemetry) -> bool) -> Result<(), BenchError> {
-        let (mut published, mut moved_at) = (0, Instant::now());
+        let mut progress = Progress::of(&self.telemetry);
         loop {
             if done(&self.telemetry) {
                 return Ok(());
             }
-            let now = self.telemetry.metrics.messages_published.get();
-            if now != published {
-                (published, moved_at) = (now, Instant::now());
-            }
-            if moved_at.elapsed() > STUCK_AFTER {
-                let status = self.telemetry.status();
-                return Err(BenchError::Stuck { reason: status.reason().to_owned(), remedy: status.remedy });
-            }
+            progress.check(&self.telemetry)?;
             if let Ok(Err(gave_up)) = self.relay.try_recv() {
                 return Err(BenchError::Ended(gave_up));
             }
@@ -315,6 +325,31 @@ impl Running {
         let _ = self.stop.send(true);
         // It has its own bound, `shutdown.timeout`.
         let _ = (&mut self.relay).await;
+    }
+}
+
+/// Whether rows still arrive.
+struct Progress {
+    published: u64,
+    moved_at: Instant,
+}
+
+impl Progress {
+    fn of(telemetry: &Telemetry) -> Progress {
+        Progress { published: telemetry.metrics.messages_published.get(), moved_at: Instant::now() }
+    }
+
+    /// An error once nothing has for [`STUCK_AFTER`].
+    fn check(&mut self, telemetry: &Telemetry) -> Result<(), BenchError> {
+        let published = telemetry.metrics.messages_published.get();
+        if published != self.published {
+            *self = Progress { published, moved_at: Instant::now() };
+        }
+        if self.moved_at.elapsed() <= STUCK_AFTER {
+            return Ok(());
+        }
+        let status = telemetry.status();
+        Err(BenchError::Stuck { reason: status.reason().to_owned(), remedy: status.remedy })
     }
 }
 

@@ -326,8 +326,7 @@ impl<'a, S: Wire> Session<'a, S> {
             }
             let wake_at = self.wake_at(now);
             let waits_from = Instant::now();
-            let mut waits_for =
-                Some(if pumped == Pump::Closed { Doing::WaitingForKafka } else { Doing::WaitingForPostgres });
+            let doing = self.doing(&pumped);
             self.lent.telemetry.metrics.spent(Doing::Work, waits_from.saturating_duration_since(now));
             // In this order, because each may wait for the ones below it but never for the ones above.
             tokio::select! {
@@ -340,15 +339,14 @@ impl<'a, S: Wire> Session<'a, S> {
                 () = self.lent.sink.woken() => {}
                 event = self.control.event() => if let Some(end) = self.on_control(event).await? { return Ok(end) },
                 () = sleep_until(wake_at.unwrap_or(now)), if wake_at.is_some() => {}
-                () = std::future::ready(()), if pumped == Pump::More => waits_for = None,
+                () = std::future::ready(()), if pumped == Pump::More => {}
                 read = self.stream.readable(), if pumped == Pump::Empty && self.gulp.until.is_none() => {
                     read?;
                     self.silence.broken();
                 }
             }
             // Rows, orders and deliveries are worked on at the top of the loop; here it has waited.
-            let waited = waits_from.elapsed();
-            self.lent.telemetry.metrics.spent(waits_for.unwrap_or(Doing::Work), waited);
+            self.lent.telemetry.metrics.spent(doing, waits_from.elapsed());
         }
     }
 

@@ -299,3 +299,24 @@ impl Produce for Producer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_put_after_a_look_wakes_again_and_nothing_between_is_left_behind() {
+        let (mailbox, mut inbox) = (Mailbox::default(), Inbox::default());
+        for ticket in [1, 2, 3] {
+            for more in [0, 10] {
+                mailbox.put(|inbox| inbox.delivered.push((1, ticket + more)));
+            }
+            let woken = tokio::time::timeout(Duration::from_secs(5), mailbox.woken()).await;
+            assert!(woken.is_ok(), "report {ticket} woke nobody");
+            mailbox.take(&mut inbox);
+            assert_eq!(inbox.delivered, [(1, ticket), (1, ticket + 10)]);
+        }
+    }
+}

@@ -71,16 +71,19 @@ pub enum Doing {
     WaitingForPostgres,
     /// Nothing more may be read: the window is full, or a record cannot be fed.
     WaitingForKafka,
+    /// Nothing is to be read: the relay has stopped, is ending, has just taken over, or parks.
+    Paused,
 }
 
 impl Doing {
-    pub const ALL: [Doing; 3] = [Doing::Work, Doing::WaitingForPostgres, Doing::WaitingForKafka];
+    pub const ALL: [Doing; 4] = [Doing::Work, Doing::WaitingForPostgres, Doing::WaitingForKafka, Doing::Paused];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Doing::Work => "work",
             Doing::WaitingForPostgres => "waiting_for_postgres",
             Doing::WaitingForKafka => "waiting_for_kafka",
+            Doing::Paused => "paused",
         }
     }
 }
@@ -241,7 +244,7 @@ impl Metrics {
             loop_seconds: {
                 let opts = Opts::new(
                     "walpost_loop_seconds_total",
-                    "What the relay's loop spent its time with: work, or waiting for Postgres or for Kafka.",
+                    "What the relay's loop spent its time with: work, waiting for Postgres or for Kafka, or a pause of its own.",
                 );
                 let seconds = add(&registry, CounterVec::new(opts, &["doing"]));
                 Doing::ALL.map(|doing| seconds.with_label_values(&[doing.as_str()]))

@@ -19,7 +19,7 @@ fn a_measurement_tells_rates_percentiles_and_the_limit_and_leaves_nothing_behind
     let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
     let command = |arguments: &str| walpost(arguments).postgres(&postgres, "postgres").kafka(kafka);
     let sql = Sql::connect(&postgres.url("postgres"));
-    let small = "bench --rows 4000 --rows-per-commit 10 --rate 100 --seconds 2 --payload-bytes 300";
+    let small = "bench --rows 4000 --rows-per-commit 10 --rate 100 --seconds 4 --payload-bytes 300";
     let output = command(&format!("{small} --json")).succeeds(seconds(90));
     let report: Value = serde_json::from_str(&output.stdout).expect("one JSON document");
     let backlog = &report["backlog"];
@@ -40,6 +40,22 @@ fn a_measurement_tells_rates_percentiles_and_the_limit_and_leaves_nothing_behind
     for part in ["rows/s", "the limit", "p99.9", "deleted at the end"] {
         assert!(output.stdout.contains(part), "{part}: {}", output.stdout);
     }
+
+    // As a measurement leaves it that was killed.
+    sql.execute("select pg_create_logical_replication_slot('walpost_bench_left', 'pgoutput')");
+    let output = command("bench --rows 10 --rate 0").succeeds(seconds(60));
+    assert!(output.stderr.contains("pg_drop_replication_slot('walpost_bench_left')"), "{}", output.stderr);
+    assert_eq!(left_behind(&sql), "walpost_bench_left", "somebody else's slot is not ours to drop");
+}
+
+/// A setting that is for the user's own table must not keep the scratch table from being read.
+#[test]
+fn a_measurement_leaves_out_what_only_the_users_own_table_has() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
+    let command = walpost("bench --rows 10 --rate 0 --json").postgres(&postgres, "postgres").kafka(kafka);
+    let command = command.env("WALPOST_HEADERS_COLUMNS", "tenant=tenant_id").env("WALPOST_COLUMNS_PAYLOAD", "body");
+    let report: Value = serde_json::from_str(&command.succeeds(seconds(60)).stdout).expect("one JSON document");
+    assert_eq!(report["backlog"]["rows"], 10, "{report}");
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval_at};
 
 use super::BenchError;
-use crate::names::{fill, quote_ident};
-use crate::postgres::{Connector, SqlError, catalog};
+use crate::lsn::Lsn;
+use crate::names::{fill, quote_ident, statement_of};
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::{Client, Connector, SqlError};
 
 /// Rows of one statement of the backlog, so that progress is seen and a signal is heard.
 const ROWS_AT_ONCE: u32 = 20_000;
@@ -57,7 +59,7 @@ impl Load<'_> {
         mut told: impl FnMut(u64),
     ) -> Result<WrittenAtOnce, BenchError> {
         let session = self.connector.sql("walpost bench").await.map_err(Box::new)?;
-        let before = catalog::identity(&session.client).await.map_err(crate::commands::setup::SetupError::from)?;
+        let before = end_of_log(&session.client).await?;
         let per_commit = rows_per_commit.max(1);
         // A statement ends with a transaction.
         let at_once = ROWS_AT_ONCE.div_ceil(per_commit).saturating_mul(per_commit);
@@ -79,8 +81,7 @@ impl Load<'_> {
             told(last.into());
             first = last + 1;
         }
-        let after = catalog::identity(&session.client).await.map_err(crate::commands::setup::SetupError::from)?;
-        Ok(WrittenAtOnce { wal_bytes: after.flush_lsn.bytes_since(before.flush_lsn) })
+        Ok(WrittenAtOnce { wal_bytes: end_of_log(&session.client).await?.bytes_since(before) })
     }
 
     /// Commits one row after the other, `rate` a second over all `writers`, for so long. A writer that falls behind
@@ -96,12 +97,14 @@ impl Load<'_> {
         }
         let started = Instant::now();
         let mut tasks: JoinSet<Result<(), SqlError>> = JoinSet::new();
-        for session in sessions {
+        let every = Duration::from_secs(1) * writers / rate.max(1);
+        for (index, session) in (0..).zip(sessions) {
             let (statement, rows, row) = (statement.clone(), rows.clone(), self.row);
-            let every = Duration::from_secs(1) * writers / rate.max(1);
+            // One after the other: all at once would be a burst.
+            let first = tokio::time::Instant::now() + every * index / writers;
             tasks.spawn(async move {
                 let insert = session.client.prepare(&statement).await?;
-                let mut pace = interval(every);
+                let mut pace = interval_at(first, every);
                 pace.set_missed_tick_behavior(MissedTickBehavior::Burst);
                 while started.elapsed() < time {
                     pace.tick().await;
@@ -117,4 +120,14 @@ impl Load<'_> {
         }
         Ok(Written { rows: rows.load(Ordering::Relaxed), took: started.elapsed() })
     }
+}
+
+/// Written, flushed or not: the backlog is not flushed by its commits.
+async fn end_of_log(client: &Client) -> Result<Lsn, CatalogError> {
+    let what = "the end of the log";
+    let read = |source| CatalogError::Read { what, source };
+    let statement = statement_of(include_str!("../../../sql/095_bench_log.sql"));
+    let row = client.query_one(statement.as_str(), &[]).await.map_err(read)?;
+    let text: String = row.try_get(0).map_err(read)?;
+    text.parse().map_err(|source| CatalogError::Lsn { what, source })
 }

@@ -41,7 +41,7 @@ impl Scratch {
 
         let session = connector.sql("walpost bench").await.map_err(Box::new)?;
         let client = &session.client;
-        let read = |what| move |source| setup::SetupError::from(CatalogError::Read { what, source });
+        let read = |what| move |source| CatalogError::Read { what, source };
         let left = statement_of(include_str!("../../../sql/092_bench_left.sql"));
         let left = client.query(left.as_str(), &[]).await.map_err(read("the slots"))?;
         let there = statement_of(include_str!("../../../sql/093_bench_schema.sql"));
@@ -57,6 +57,8 @@ impl Scratch {
         config.route.topic = name;
         config.preset = Some(Preset::Walpost);
         config.columns = Config::default().columns;
+        // Of the user's own table.
+        config.headers.columns.clear();
         config.http.listen = None;
         config.on_poison = OnPoison::Stop;
         if !matches!(config.topics.create, TopicsCreate::Create { .. }) {
@@ -77,17 +79,21 @@ impl Scratch {
         &self.config
     }
 
-    /// Makes the table, the publication and the slot.
+    /// Makes the table, the publication and the slot, and says so on standard error: a slot may have to wait for a
+    /// transaction of somebody else.
     pub async fn make(&self, connector: &Connector) -> Result<(), BenchError> {
         let session = connector.sql("walpost bench").await.map_err(Box::new)?;
+        let watcher = connector.sql("walpost bench").await.ok();
         let options = SetupOptions { create_table: true, ..SetupOptions::default() };
-        setup::apply(&session.client, None, &self.config, &options, &mut std::io::sink()).await?;
+        setup::apply(&session.client, watcher.as_deref(), &self.config, &options, &mut std::io::stderr()).await?;
         Ok(())
     }
 
     /// Takes away what was made, or as much of it as there is: the slot first, because it holds the log.
     pub async fn clean(&self, connector: &Connector) -> Result<(), BenchError> {
-        let session = connector.sql("walpost bench").await.map_err(Box::new)?;
+        let name = || self.name().to_owned();
+        let unreachable = |error| BenchError::Unreachable { name: name(), source: Box::new(error) };
+        let session = connector.sql("walpost bench").await.map_err(unreachable)?;
         let client = &session.client;
         let torn = self.tear_down(client).await;
         let dropped = client.batch_execute(&format!("DROP TABLE IF EXISTS {}", quote_ident(self.name()))).await;
@@ -101,10 +107,10 @@ impl Scratch {
         let (config, topic) = (self.config.clone(), self.name().to_owned());
         let deleted = tokio::task::spawn_blocking(move || Desk::alone(&config).map(|desk| desk.delete(&topic))).await;
         if let Ok(Ok(Err(error))) = deleted {
-            tracing::warn!("the scratch topic {} could not be deleted: {error}; delete it by hand", self.name());
+            tracing::error!("the scratch topic {} could not be deleted: {error}; delete it by hand", self.name());
         }
         torn?;
-        dropped.map_err(|source| BenchError::DropTable { table: self.name().to_owned(), source })
+        dropped.map_err(|source| BenchError::DropTable { name: name(), source })
     }
 
     async fn tear_down(&self, client: &Client) -> Result<(), BenchError> {
@@ -115,7 +121,7 @@ impl Scratch {
                 Err(teardown::TeardownError::Active { .. }) if Instant::now() < until => {
                     tokio::time::sleep(LOOK_EVERY).await;
                 }
-                torn => return torn.map_err(BenchError::Teardown),
+                torn => return torn.map_err(|source| BenchError::Teardown { name: self.name().to_owned(), source }),
             }
         }
     }

@@ -43,6 +43,16 @@ impl<S: Wire> Session<'_, S> {
             && self.tracker.window_bytes() < window.bytes
     }
 
+    /// What the loop does while it selects.
+    pub(super) fn doing(&self, pumped: &Pump) -> Doing {
+        match pumped {
+            Pump::More => Doing::Work,
+            Pump::Empty => Doing::WaitingForPostgres,
+            Pump::Closed if self.pending.is_some() || !self.window_is_open() => Doing::WaitingForKafka,
+            Pump::Closed => Doing::Paused,
+        }
+    }
+
     /// Takes frames from the stream's buffer, as long as reading is open.
     pub(super) fn pump(&mut self, now: Instant) -> Result<Pump, Failure> {
         self.gulp.until = self.gulp.until.filter(|at| now < *at);
