@@ -8,7 +8,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{Message, Offset, TopicPartitionList};
 
-use super::kit::{Kafka, MAJOR, Postgres, Sql, block_on, seconds, unique, wait_for, wait_some, walpost};
+use super::kit::{Jvm, Kafka, MAJOR, Postgres, Sql, block_on, seconds, unique, wait_for, wait_some, walpost};
 use super::spec::{Peer, Spec};
 
 /// Of the table with all its columns, for everybody but walpost.
@@ -32,7 +32,7 @@ impl Servers {
             .conf("log_min_messages = warning")
             .conf("log_replication_commands = off")
             .start();
-        let kafka = Kafka::builder().heap("1g").start();
+        let kafka = Kafka::builder().heap("1g").jvm(Jvm::Lasting).start();
         let sql = postgres.create_database("bench");
         let url = postgres.url("bench");
         let mut config = kafka.client_config();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use super::programs::java;
+use super::programs::{Jvm, java_as};
 use super::proxy::Proxy;
 use super::run::{self, Process, free_port, new_dir};
 use super::wait::{seconds, wait_for};
@@ -21,6 +21,7 @@ pub struct Broker {
     pub proxy: Option<Proxy>,
     home: PathBuf,
     heap: String,
+    jvm: Jvm,
     /// Starts that the log told of before the newest one.
     starts: usize,
     process: Option<Process>,
@@ -28,7 +29,7 @@ pub struct Broker {
 
 impl Broker {
     /// With a folder and ports of its own, not yet configured.
-    pub fn new(id: usize, heap: &str, proxied: bool) -> Broker {
+    pub fn new(id: usize, heap: &str, jvm: Jvm, proxied: bool) -> Broker {
         Broker {
             id,
             port: free_port(),
@@ -37,6 +38,7 @@ impl Broker {
             proxy: proxied.then(|| Proxy::before(free_port())),
             home: new_dir("kafka"),
             heap: heap.to_owned(),
+            jvm,
             starts: 0,
             process: None,
         }
@@ -70,7 +72,7 @@ impl Broker {
         assert!(!self.is_running(), "it is running");
         self.starts = self.starts_in_log();
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a server log");
-        let mut command = java(&self.heap);
+        let mut command = java_as(self.jvm, &self.heap);
         command.arg("kafka.Kafka").arg(self.properties_path());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         self.process = Some(Process::spawn("Kafka", &mut command));

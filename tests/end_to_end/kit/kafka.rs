@@ -15,7 +15,7 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use super::broker::Broker;
 use super::certs::{Authority, Certificate};
-use super::programs::java;
+use super::programs::{Jvm, java};
 use super::sql::block_on;
 use super::wait::{seconds, wait_for};
 
@@ -32,6 +32,7 @@ super.users=User:ANONYMOUS";
 pub struct KafkaBuilder {
     brokers: usize,
     heap: &'static str,
+    jvm: Jvm,
     proxied: bool,
     properties: Vec<String>,
     secure: Option<(Certificate, String)>,
@@ -47,6 +48,12 @@ impl KafkaBuilder {
     /// The most that each broker's heap may grow to, as Java writes it.
     pub fn heap(mut self, heap: &'static str) -> Self {
         self.heap = heap;
+        self
+    }
+
+    /// How each broker's Java is set: without it, to start quickly.
+    pub fn jvm(mut self, jvm: Jvm) -> Self {
+        self.jvm = jvm;
         self
     }
 
@@ -69,7 +76,7 @@ impl KafkaBuilder {
     }
 
     pub fn start(self) -> Kafka {
-        let brokers = (1..=self.brokers).map(|id| Broker::new(id, self.heap, self.proxied));
+        let brokers = (1..=self.brokers).map(|id| Broker::new(id, self.heap, self.jvm, self.proxied));
         let mut kafka = Kafka { brokers: brokers.collect() };
         for broker in &kafka.brokers {
             broker.write("server.properties", &self.server_properties(broker, &kafka.brokers));
@@ -148,7 +155,7 @@ impl Kafka {
     }
 
     pub fn builder() -> KafkaBuilder {
-        KafkaBuilder { brokers: 1, heap: "512m", proxied: false, properties: Vec::new(), secure: None }
+        KafkaBuilder { brokers: 1, heap: "512m", jvm: Jvm::Quick, proxied: false, properties: Vec::new(), secure: None }
     }
 
     pub fn brokers(&self) -> &[Broker] {

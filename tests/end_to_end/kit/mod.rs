@@ -35,7 +35,7 @@ pub use kafka::{AUTHORIZER, Kafka, SCRAM_PASSWORD, SCRAM_USER, alter_topic};
 pub use murmur2::partition;
 pub use outbox::{Message, TABLES, Table, insert};
 pub use postgres::{Postgres, Stop, children_of, listening};
-pub use programs::{MAJOR, MAJORS, java, kafka_classpath, postgres_bindir, repository};
+pub use programs::{Jvm, MAJOR, MAJORS, java, kafka_classpath, postgres_bindir, repository};
 pub use proxy::Proxy;
 pub use read::Seen;
 pub use run::{Process, free_port, log_tail, new_dir, unique};

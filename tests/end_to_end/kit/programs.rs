@@ -37,12 +37,43 @@ fn stack(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("a path").trim().to_owned()
 }
 
-/// A Java program out of Kafka's jars, set to start quickly rather than to run fast for long.
+/// How Java is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jvm {
+    /// To start quickly rather than to run fast for long.
+    Quick,
+    /// As Kafka's own start script sets it, and with its whole heap from the start.
+    Lasting,
+}
+
+impl Jvm {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Jvm::Quick => &["-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:+UseSerialGC"],
+            Jvm::Lasting => &[
+                "-server",
+                "-XX:+UseG1GC",
+                "-XX:MaxGCPauseMillis=20",
+                "-XX:InitiatingHeapOccupancyPercent=35",
+                "-XX:+ExplicitGCInvokesConcurrent",
+            ],
+        }
+    }
+}
+
+/// A Java program out of Kafka's jars, set to start quickly.
 pub fn java(heap: &str) -> Command {
+    java_as(Jvm::Quick, heap)
+}
+
+/// A Java program out of Kafka's jars.
+pub fn java_as(jvm: Jvm, heap: &str) -> Command {
     let mut command = Command::new("java");
+    command.args(jvm.flags()).arg(format!("-Xmx{heap}"));
+    if jvm == Jvm::Lasting {
+        command.arg(format!("-Xms{heap}"));
+    }
     command
-        .args(["-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:+UseSerialGC"])
-        .arg(format!("-Xmx{heap}"))
         .arg(format!("-Dlog4j2.configurationFile={}", repository().join("scripts/kafka/log4j2.properties").display()))
         .args(["-cp", kafka_classpath()]);
     command
