@@ -33,7 +33,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     exit_on_panic();
     let environment = Environment::from_process();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    // One thread for the loop and what wakes it: each hop to another one costs more than the work on a row.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {

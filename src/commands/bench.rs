@@ -296,10 +296,12 @@ impl Running {
         let relay = Relay::new(config, RunOptions::default(), connector, sink, router, telemetry.clone(), shutdown);
         telemetry.metrics.take_fine_latencies();
         let (told, ended) = oneshot::channel();
-        let runtime = tokio::runtime::Handle::current();
+        // As in main.rs.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(BenchError::Thread)?;
         let run = move || {
             // Nobody listens any more where the measurement was given up.
             let _ = told.send(runtime.block_on(relay.run()));
+            runtime.shutdown_background();
         };
         thread::Builder::new().name("relay".into()).spawn(run).map_err(BenchError::Thread)?;
         Ok(Running { telemetry, stop, relay: ended })

@@ -2,9 +2,11 @@
 //! needed.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::cli::exit;
 use crate::commands::setup::{self, SetupError, SetupOptions};
@@ -18,7 +20,7 @@ use crate::relay::start::{NotNow, Prepare, split_remedy};
 use crate::relay::{GaveUp, Relay, RunOptions};
 use crate::router::{Router, TemplateError};
 use crate::sink::{KafkaSink, SettingsRefused};
-use crate::telemetry::server::{self, ServeError};
+use crate::telemetry::server::{self, ServeError, Server};
 use crate::telemetry::{SlotStatus, Target, Telemetry};
 
 /// What keeps a run from starting, or ended it.
@@ -34,6 +36,8 @@ pub enum RunError {
     Http(#[from] ServeError),
     #[error("signals cannot be listened for")]
     Signals(#[source] std::io::Error),
+    #[error("no thread could be started for the admin server")]
+    Thread(#[source] std::io::Error),
     #[error(transparent)]
     GaveUp(#[from] GaveUp),
 }
@@ -44,7 +48,7 @@ impl RunError {
             RunError::Address(_) | RunError::Template(_) | RunError::Kafka(_) | RunError::Http(_) => {
                 exit::CONFIGURATION
             }
-            RunError::Signals(_) => exit::BUG,
+            RunError::Signals(_) | RunError::Thread(_) => exit::BUG,
             RunError::GaveUp(GaveUp::Unreachable { .. }) => exit::UNREACHABLE,
             RunError::GaveUp(GaveUp::NotPermitted { .. }) => exit::NOT_PERMITTED,
             RunError::GaveUp(GaveUp::Temporary { .. }) => exit::TEMPORARY,
@@ -65,8 +69,8 @@ pub async fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
     let router = Router::new(&config)?;
     let config = Arc::new(config);
     let sink = KafkaSink::start(config.clone())?;
-    let server = match config.http.listen {
-        Some(listen) => Some(server::serve(listen, telemetry.clone()).await?),
+    let admin = match config.http.listen {
+        Some(listen) => Some(Admin::start(listen, telemetry.clone()).await?),
         None => None,
     };
     tracing::info!(
@@ -82,13 +86,49 @@ pub async fn run(config: Config, options: RunOptions) -> Result<(), RunError> {
     );
     let relay = Relay::new(config, options, connector, sink, router, telemetry, shutdown);
     let outcome = relay.run().await;
-    if let Some(server) = server {
-        server.stop().await;
+    if let Some(admin) = admin {
+        admin.stop().await;
     }
     if let Err(error) = &outcome {
         tracing::error!(error = error.text(), "walpost ends before it has caught up");
     }
     Ok(outcome?)
+}
+
+/// The admin server, on a thread of its own: it answers while the loop is busy, and whoever asks it holds up no row.
+struct Admin {
+    /// None once it is stopped.
+    runtime: Option<Runtime>,
+    server: Option<Server>,
+}
+
+impl Admin {
+    async fn start(listen: SocketAddr, telemetry: Arc<Telemetry>) -> Result<Admin, RunError> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("admin").enable_all().build();
+        let mut admin = Admin { runtime: Some(runtime.map_err(RunError::Thread)?), server: None };
+        if let Some(runtime) = &admin.runtime {
+            // A panic ends the process, so the task ends by itself.
+            if let Ok(served) = runtime.spawn(server::serve(listen, telemetry)).await {
+                admin.server = Some(served?);
+            }
+        }
+        Ok(admin)
+    }
+
+    async fn stop(mut self) {
+        if let Some(server) = self.server.take() {
+            server.stop().await;
+        }
+    }
+}
+
+impl Drop for Admin {
+    fn drop(&mut self) {
+        // A runtime may not be waited for inside another one.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// What `run --setup` does before the first look: the same as `walpost setup`.

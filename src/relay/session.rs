@@ -59,6 +59,8 @@ const IDLE_RECORD_EVERY: Duration = Duration::from_secs(60);
 const RECORD_WITHIN: Duration = Duration::from_secs(30);
 /// While the sink has timers of its own.
 const SINK_TURN_EVERY: Duration = Duration::from_millis(20);
+/// The tasks that share the loop's thread wait no longer.
+const YIELD_EVERY: Duration = Duration::from_millis(1);
 
 /// While Postgres holds the log for us.
 const HELD_LOG_EVERY: Duration = Duration::from_secs(60);
@@ -310,8 +312,15 @@ impl<'a, S: Wire> Session<'a, S> {
     async fn stream_rows(&mut self) -> Result<End, Failure> {
         let mut feedback = interval(self.lent.config.feedback.interval);
         feedback.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut yielded_at = Instant::now();
         loop {
-            let now = Instant::now();
+            let mut now = Instant::now();
+            if now.saturating_duration_since(yielded_at) > YIELD_EVERY {
+                // Amid a backlog something is always ready, and the control session shares this thread.
+                tokio::task::yield_now().await;
+                now = Instant::now();
+                yielded_at = now;
+            }
             self.take_deliveries(now);
             self.work_on_parked(now);
             let pumped = self.pump(now)?;
