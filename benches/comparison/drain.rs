@@ -25,28 +25,40 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Above this, times are those at which the harness saw the offsets: to ask for each partition's records takes too long.
 const TOPICS_TIMED_BY_BROKER: u64 = 10;
 
-/// Runs a drain. `filled` is the backlog that is there.
-pub fn run(servers: &Servers, spec: &Spec, filled: &mut Option<Spec>) -> Figures {
-    // Polling marks its rows, so its backlog is made again for each run; readers of the log share one.
-    if spec.peer == Peer::Polling || !filled.as_ref().is_some_and(|there| there.same_backlog(spec)) {
-        *filled = None;
+/// A backlog in the log that all its readers share.
+pub struct Backlog {
+    spec: Spec,
+    /// The position behind its last row.
+    end: String,
+}
+
+/// Runs a drain. `shared` is the backlog that is there.
+pub fn run(servers: &Servers, spec: &Spec, shared: &mut Option<Backlog>) -> Figures {
+    let mut end = None;
+    if spec.peer == Peer::Polling {
+        // It marks its rows, so its backlog is made again for each run, in a table of its own.
         eprintln!("bench:   making the backlog");
-        servers.fresh_table(spec.peer);
-        if spec.peer.reads_slot() {
-            servers.set_up_walpost(MASTER);
-        }
+        servers.fresh_polled_table();
         load::backlog(servers, spec);
-        *filled = Some(spec.clone());
+    } else {
+        if !shared.as_ref().is_some_and(|there| there.spec.same_backlog(spec)) {
+            *shared = None;
+            eprintln!("bench:   making the backlog");
+            servers.fresh_table();
+            servers.set_up_walpost(MASTER);
+            load::backlog(servers, spec);
+            *shared = Some(Backlog { spec: spec.clone(), end: servers.sql.value("select pg_current_wal_lsn()") });
+        }
+        end = shared.as_ref().map(|there| there.end.clone());
     }
     servers.fresh_topics(spec);
     servers.rest();
     let slot = if spec.peer.reads_slot() { servers.copy_slot(MASTER, spec.peer) } else { String::new() };
-    let end = servers.sql.value("select pg_current_wal_lsn()");
-    // Writes log past that position, which shows a reader that it got there.
+    // Writes log past the end, which shows a reader that it got there.
     servers.sql.execute("checkpoint");
 
     let start = Reading::take(servers, None, spec.peer.table());
-    let relay = Relay::start(servers, spec.peer, &slot, Some(&end));
+    let relay = Relay::start(servers, spec.peer, &slot, end.as_deref());
     let mut figures = watch(servers, spec, &relay, &start);
     relay.stop();
     if spec.peer.writes_kafka() {
@@ -58,9 +70,16 @@ pub fn run(servers: &Servers, spec: &Spec, filled: &mut Option<Spec>) -> Figures
             spec.peer.name()
         );
         figures.insert("delivered".to_owned(), delivered as f64);
+    } else if let Some(end) = &end {
+        // Its rows go where nobody counts them.
+        let reached = servers.confirmed_up_to(&slot, end);
+        assert!(reached, "{} has ended and has not confirmed the end of the backlog, {end}", spec.peer.name());
     }
     if spec.peer.reads_slot() {
         servers.drop_slot(&slot);
+    } else {
+        // No autovacuum of it while others are measured.
+        servers.drop_polled_table();
     }
     figures
 }

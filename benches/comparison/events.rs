@@ -13,7 +13,7 @@ use super::spec::{Peer, Spec};
 const BOUND_S: u64 = 120;
 
 fn empty(servers: &Servers, spec: &Spec) -> String {
-    servers.fresh_table(spec.peer);
+    servers.fresh_table_of(spec.peer);
     servers.fresh_topics(spec);
     servers.rest();
     servers.new_slot(spec.peer)

@@ -219,10 +219,11 @@ fn perform(groups: &[Vec<Spec>], runs: usize, results: &mut Results) {
         return;
     }
     let mut servers = Servers::start();
-    let (mut filled, mut done) = (None, 0);
+    let (mut shared, mut done) = (None, 0);
+    let revision = results::revision();
     // Kafka's JVM is cold: whoever came first would pay for it.
     eprintln!("bench: warming the servers up");
-    drain::run(&servers, &Spec::drain(Peer::Polling, WARM_UP_ROWS, 1000), &mut filled);
+    drain::run(&servers, &Spec::drain(Peer::Polling, WARM_UP_ROWS, 1000), &mut shared);
     for group in groups {
         for run in 0..runs {
             let begins = run % group.len();
@@ -233,9 +234,9 @@ fn perform(groups: &[Vec<Spec>], runs: usize, results: &mut Results) {
                 done += 1;
                 eprintln!("bench: {done}/{total} {}: {}", spec.peer.name(), spec.title());
                 let figures = match spec.workload {
-                    Workload::Drain => drain::run(&servers, spec, &mut filled),
+                    Workload::Drain => drain::run(&servers, spec, &mut shared),
                     other => {
-                        filled = None;
+                        shared = None;
                         match other {
                             Workload::Steady => steady::run(&servers, spec),
                             Workload::Idle => steady::idle(&servers, spec),
@@ -249,7 +250,8 @@ fn perform(groups: &[Vec<Spec>], runs: usize, results: &mut Results) {
                 };
                 let shown: Vec<String> = figures.iter().map(|(name, value)| format!("{name} {value:.1}")).collect();
                 eprintln!("bench:   {}", shown.join(", "));
-                results.add(Outcome { spec: spec.clone(), at_s: meter::now_s() as u64, figures });
+                let at_s = meter::now_s() as u64;
+                results.add(Outcome { spec: spec.clone(), at_s, revision: revision.clone(), figures });
             }
         }
     }

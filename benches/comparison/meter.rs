@@ -47,13 +47,18 @@ pub struct Reading {
     pub wal_bytes: f64,
     pub commits: f64,
     pub scans: f64,
+    /// Executions of statements that name the table, other than the writers' INSERT.
+    pub statements: f64,
 }
 
 impl Reading {
     pub fn take(servers: &Servers, relay: Option<i32>, table: &str) -> Reading {
         let row = servers.sql.rows(&format!(
             "select pg_current_wal_lsn() - '0/0'::pg_lsn, xact_commit, coalesce((select seq_scan + coalesce(idx_scan, 0) \
-             from pg_stat_user_tables where relname = '{table}'), 0) from pg_stat_database where datname = current_database()"
+             from pg_stat_user_tables where relname = '{table}'), 0), \
+             coalesce((select sum(calls) from pg_stat_statements where query ~* '\\m{table}\\M' \
+             and query !~* '^insert into {table} '), 0) \
+             from pg_stat_database where datname = current_database()"
         ));
         let number = |column: usize| row[0][column].as_deref().and_then(|text| text.parse().ok()).unwrap_or(0.0);
         Reading {
@@ -64,6 +69,7 @@ impl Reading {
             wal_bytes: number(0),
             commits: number(1),
             scans: number(2),
+            statements: number(3),
         }
     }
 
@@ -76,6 +82,7 @@ impl Reading {
             wal_bytes: self.wal_bytes - start.wal_bytes,
             commits: self.commits - start.commits,
             scans: self.scans - start.scans,
+            statements: self.statements - start.statements,
         }
     }
 }

@@ -59,10 +59,10 @@ pub fn groups(form: Form) -> Vec<Vec<Spec>> {
     };
     groups.push(vec![Spec::drain(Peer::Walpost, large, large)]);
 
-    let (seconds, warm_up) = if short { (15, 5) } else { (60, 30) };
+    let (seconds, warm_up) = if short { (15, 5) } else { (30, 15) };
     let steady: &[Peer] = match short {
         true => &[Peer::Walpost, Peer::Polling, Peer::None],
-        false => &[Peer::Walpost, Peer::DebeziumTuned, Peer::DebeziumDefault, Peer::Polling, Peer::None],
+        false => &[Peer::Walpost, Peer::DebeziumTuned, Peer::Polling, Peer::None],
     };
     for rate in [1000, 2000, 5000] {
         groups.push(steady.iter().map(|&peer| Spec::steady(peer, rate, seconds, warm_up, false)).collect());

@@ -1,6 +1,7 @@
 //! Renders the results: tables between the markers of docs/performance.md, the text around which is written by hand, and plots
 //! beside it. It measures nothing.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -44,6 +45,7 @@ const STEADY: &[Column] = &[
     ("dead rows", "dead_rows", 0),
     ("table, MB", "table_mb", 0),
     ("scans of the table", "scans", 0),
+    ("statements on it", "statements", 0),
 ];
 
 const IDLE: &[Column] = &[
@@ -95,7 +97,7 @@ fn failed(why: &str) -> ExitCode {
 }
 
 fn generate(results: &Results) -> Result<String, String> {
-    let mut text = machine();
+    let mut text = machine(results);
     for (file, title) in plot::all(results, &repository().join("docs/performance"))? {
         write!(text, "\n![{title}](performance/{file})\n").expect("a string");
     }
@@ -227,7 +229,7 @@ fn number(value: f64, digits: usize) -> String {
     format!("{}{grouped}{part}", if value < 0.0 && !is_zero { "-" } else { "" })
 }
 
-fn machine() -> String {
+fn machine(results: &Results) -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(": "));
     let model = model.map_or("unknown processor", |(_, model)| model);
@@ -245,11 +247,11 @@ fn machine() -> String {
         let version = text.split_once(&format!("<{name}.version>")).and_then(|(_, rest)| rest.split_once('<'));
         version.map_or("unknown".to_owned(), |(version, _)| version.to_owned())
     };
-    let revision = Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(repository()).output();
-    let revision = revision.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
+    let revisions: BTreeSet<&str> = results.all.iter().map(|outcome| outcome.revision.as_str()).collect();
+    let revisions = revisions.into_iter().collect::<Vec<_>>().join(", ");
     format!(
         "| part | what |\n|---|---|\n| machine | {cores} cores ({model}), {:.0} GiB, Linux {} |\n\
-         | walpost | {} at {revision}, `run` with its defaults |\n| Postgres | {} |\n| Kafka | {}, one broker, heap 1 GiB |\n\
+         | walpost | {} at {revisions}, `run` with its defaults |\n| Postgres | {} |\n| Kafka | {}, one broker, heap 1 GiB |\n\
          | Debezium | {} in Kafka Connect standalone |\n| pg_recvlogical | {} |\n",
         memory_kib / 1024.0 / 1024.0,
         kernel.trim(),

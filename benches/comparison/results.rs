@@ -3,10 +3,12 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
 use super::drain::Figures;
+use super::kit::repository;
 use super::spec::Spec;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -14,7 +16,16 @@ pub struct Outcome {
     pub spec: Spec,
     /// Seconds since 1970.
     pub at_s: u64,
+    /// The commit that was measured, `-dirty` where the tree was not as committed.
+    pub revision: String,
     pub figures: Figures,
+}
+
+/// Of the tree as it is now.
+pub fn revision() -> String {
+    let described = Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(repository()).output();
+    let text = described.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
+    if text.is_empty() { "an unknown commit".to_owned() } else { text }
 }
 
 pub struct Results {

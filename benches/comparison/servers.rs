@@ -11,6 +11,11 @@ use rdkafka::{Message, Offset, TopicPartitionList};
 use super::kit::{Jvm, Kafka, MAJOR, Postgres, Sql, block_on, seconds, unique, wait_for, wait_some, walpost};
 use super::spec::{Peer, Spec};
 
+/// Of both tables.
+const COLUMNS: &str = "id bigint generated always as identity primary key, \
+    message_id uuid not null default gen_random_uuid(), aggregate_type text not null, aggregate_id text not null, \
+    event_type text not null, payload jsonb not null, created_at timestamptz not null default now()";
+
 /// Of the table with all its columns, for everybody but walpost.
 pub const FULL_PUBLICATION: &str = "bench_full";
 
@@ -31,9 +36,11 @@ impl Servers {
             .conf("max_wal_size = 8GB")
             .conf("log_min_messages = warning")
             .conf("log_replication_commands = off")
+            .conf("shared_preload_libraries = 'pg_stat_statements'")
             .start();
         let kafka = Kafka::builder().heap("1g").jvm(Jvm::Lasting).start();
         let sql = postgres.create_database("bench");
+        sql.execute("create extension pg_stat_statements");
         let url = postgres.url("bench");
         let mut config = kafka.client_config();
         config.set("group.id", "bench").set("enable.auto.commit", "false").set("fetch.wait.max.ms", "50");
@@ -43,26 +50,38 @@ impl Servers {
 
     // --- the table ---
 
-    /// An empty table; its old slots, publications and records are gone with it.
-    pub fn fresh_table(&self, peer: Peer) {
-        let table = peer.table();
+    /// An empty table of the readers of the log; its old slots, publications and records are gone with it.
+    pub fn fresh_table(&self) {
         for slot in self.sql.rows("select slot_name from pg_replication_slots") {
             self.drop_slot(slot[0].as_deref().expect("a name"));
         }
+        let table = Peer::Walpost.table();
         self.sql.execute(&format!(
             "set client_min_messages = warning; drop publication if exists walpost, {FULL_PUBLICATION}; \
-             drop table if exists {table}; \
-             create table {table} (id bigint generated always as identity primary key, \
-               message_id uuid not null default gen_random_uuid(), aggregate_type text not null, \
-               aggregate_id text not null, event_type text not null, payload jsonb not null, \
-               created_at timestamptz not null default now())"
+             drop table if exists {table}; create table {table} ({COLUMNS}); \
+             create publication {FULL_PUBLICATION} for table {table} with (publish = 'insert')"
         ));
-        if peer == Peer::Polling {
-            self.sql.execute(&format!("alter table {table} add published_at timestamptz"));
-            self.sql.execute(&format!("create index on {table} (id) where published_at is null"));
-        } else {
-            self.sql
-                .execute(&format!("create publication {FULL_PUBLICATION} for table {table} with (publish = 'insert')"));
+    }
+
+    /// An empty table for the peer that polls; slots of the other one stay as they are.
+    pub fn fresh_polled_table(&self) {
+        self.drop_polled_table();
+        let table = Peer::Polling.table();
+        self.sql.execute(&format!(
+            "create table {table} ({COLUMNS}, published_at timestamptz); \
+             create index on {table} (id) where published_at is null"
+        ));
+    }
+
+    pub fn drop_polled_table(&self) {
+        self.sql.execute(&format!("set client_min_messages = warning; drop table if exists {}", Peer::Polling.table()));
+    }
+
+    /// Whichever of the two the peer reads.
+    pub fn fresh_table_of(&self, peer: Peer) {
+        match peer {
+            Peer::Polling => self.fresh_polled_table(),
+            _ => self.fresh_table(),
         }
     }
 
@@ -104,6 +123,13 @@ impl Servers {
         if self.sql.is_true("select to_regclass('walpost.checkpoint') is not null") {
             self.sql.execute(&format!("delete from walpost.checkpoint where slot_name = '{slot}'"));
         }
+    }
+
+    /// Whether the slot's reader has confirmed all up to a position.
+    pub fn confirmed_up_to(&self, slot: &str, lsn: &str) -> bool {
+        self.sql.is_true(&format!(
+            "select confirmed_flush_lsn >= '{lsn}' from pg_replication_slots where slot_name = '{slot}'"
+        ))
     }
 
     /// The walsender that serves a slot.

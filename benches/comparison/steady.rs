@@ -41,6 +41,7 @@ pub fn run(servers: &Servers, spec: &Spec) -> Figures {
     }
     figures.insert("wal_bytes".to_owned(), used.wal_bytes / rows_measured);
     figures.insert("scans".to_owned(), used.scans);
+    figures.insert("statements".to_owned(), used.statements);
     if let Some(reader) = reader {
         reader.execute("commit");
     }
@@ -82,7 +83,7 @@ pub fn idle(servers: &Servers, spec: &Spec) -> Figures {
 
 /// An empty table, empty topics and a relay that reads.
 fn ready(servers: &Servers, spec: &Spec) -> (Option<Relay>, String) {
-    servers.fresh_table(spec.peer);
+    servers.fresh_table_of(spec.peer);
     servers.fresh_topics(spec);
     servers.rest();
     let slot = servers.new_slot(spec.peer);

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
-use crate::ack::{AckTracker, Ticket};
+use crate::ack::{AckTracker, ROW_OVERHEAD, Ticket};
 use crate::config::{Config, OnPoison, OnRouteError};
 use crate::lsn::Lsn;
 use crate::outbox::row_json;
@@ -32,8 +32,6 @@ pub use prepare::{Parked, Prepared, Preparer, Tally, Unsendable};
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 /// While the sink has timers of its own.
 const SINK_TURN_EVERY: Duration = Duration::from_millis(20);
-/// What a row costs beside its bytes, roughly: its record and its place in the queues.
-const ROW_OVERHEAD: usize = 128;
 
 /// Why not all rows were published. Those that were stay in Kafka, and repeat when it is begun again.
 #[derive(Debug, thiserror::Error)]

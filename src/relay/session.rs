@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use crate::ack::{AckTracker, Remembered, Ticket};
+use crate::ack::{AckTracker, ROW_OVERHEAD, Remembered, Ticket};
 use crate::config::{self, Config, OnPoison, OnRouteError};
 use crate::error_text::ErrorText as _;
 use crate::lsn::Lsn;
@@ -350,7 +350,7 @@ impl<'a, S: Wire> Session<'a, S> {
                 () = sleep_until(wake_at.unwrap_or(now)), if wake_at.is_some() => {}
                 () = std::future::ready(()), if pumped == Pump::More => {}
                 read = self.stream.readable(), if pumped == Pump::Empty && self.gulp.until.is_none() => {
-                    read?;
+                    self.gulp.read(read?, Instant::now());
                     self.silence.broken();
                 }
             }

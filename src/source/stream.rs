@@ -66,12 +66,13 @@ impl<S: Wire> Stream<S> {
         stream
     }
 
-    /// Waits until something has come, and takes what is there, at most a chunk or the rest of one large frame.
-    /// Returns at once when the buffer is full of frames that nobody has taken. Cancel-safe: what was read is kept.
-    pub async fn readable(&mut self) -> Result<(), StreamError> {
+    /// Waits until something has come, takes what is there, at most a chunk or the rest of one large frame, and returns how
+    /// many bytes it was. Returns at once, with 0, when the buffer is full of frames that nobody has taken. Cancel-safe: what
+    /// was read is kept.
+    pub async fn readable(&mut self) -> Result<usize, StreamError> {
         let limit = self.make_room()?;
         if limit == 0 {
-            return Ok(());
+            return Ok(0);
         }
         let Stream { socket, buffer, .. } = self;
         let count = poll_fn(|cx| {
@@ -93,7 +94,7 @@ impl<S: Wire> Stream<S> {
         .await;
         match count {
             Ok(0) => Err(StreamError::Closed),
-            Ok(_) => Ok(()),
+            Ok(count) => Ok(count),
             Err(error) => Err(broken("reading", error)),
         }
     }
@@ -149,7 +150,9 @@ impl<S: Wire> Stream<S> {
                         Taken::Ready => break,
                         Taken::Frame(_) | Taken::Aside | Taken::CopyDone | Taken::CommandComplete => {}
                     },
-                    None => self.readable().await?,
+                    None => {
+                        self.readable().await?;
+                    }
                 }
             }
             self.out.clear();
@@ -173,7 +176,9 @@ impl<S: Wire> Stream<S> {
                         Ok(_) => return Some(StreamError::Ended),
                         Err(error) => return Some(error),
                     },
-                    Ok(None) => self.readable().await.ok()?,
+                    Ok(None) => {
+                        self.readable().await.ok()?;
+                    }
                     Err(_) => return None,
                 }
             }

@@ -122,19 +122,26 @@ fn a_database_that_is_away_costs_nothing() {
 /// A table of any size, dead rows and all: in the steady state the relay never reads it.
 #[test]
 fn the_table_is_never_read() {
-    let (kafka, postgres) = (Kafka::shared(), Postgres::start_major(MAJOR));
-    let case = Case::new(&postgres, kafka);
+    let postgres = Postgres::builder(MAJOR).conf("shared_preload_libraries = 'pg_stat_statements'").start();
+    let case = Case::new(&postgres, Kafka::shared());
+    case.sql.execute("create extension pg_stat_statements");
     let relay = case.scene.walpost("run").spawn();
     case.insert([0]);
     case.wait_arrived(&[0]);
     let scans = "select seq_scan + coalesce(idx_scan, 0) from pg_stat_user_tables where relname = 'outbox_messages'";
     case.sql.value("select pg_stat_force_next_flush()");
     let before = case.sql.number(scans);
+    case.sql.value("select count(pg_stat_statements_reset())");
     case.sql.execute(&case.row("k", 1..=5000));
     case.wait_contains(1..=5000);
     relay.stop();
     case.sql.value("select pg_stat_force_next_flush()");
     assert_eq!(case.sql.number(scans), before);
+    // Values do not show there, names do.
+    let statements = case.sql.rows("select query from pg_stat_statements where query ~* '\\moutbox_messages\\M'");
+    let statements: Vec<&str> = statements.iter().filter_map(|row| row[0].as_deref()).collect();
+    assert!(!statements.is_empty(), "the test's own INSERT is counted");
+    assert!(statements.iter().all(|query| query.to_lowercase().starts_with("insert into")), "{statements:?}");
 }
 
 /// A first start copies nothing and leaves no seam: of rows that are written without a pause, those before the slot stay,

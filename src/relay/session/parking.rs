@@ -5,12 +5,12 @@
 //! when the stream has passed that commit: a standby that is promoted then has the one or the other.
 
 use super::*;
+use crate::ack::ROW_OVERHEAD;
 use crate::outbox::{OutboxMessage, PoisonReason, Shown};
 use crate::parking::reference::{Lookup, row_to_json};
 use crate::parking::{Aside, Limits, Position, Queues, Standing, Unit, kept_bytes};
 use crate::postgres::parked::{Outcome, Wish, Work};
 use crate::relay::dead_letter;
-use crate::relay::session::rows::ROW_OVERHEAD;
 
 mod republish;
 

@@ -6,6 +6,8 @@ use super::*;
 const FRAMES_A_TURN: usize = 512;
 /// While there is a backlog, what comes within this time is read at once: each read wakes the walsender.
 const GULP: Duration = Duration::from_millis(2);
+/// So many bytes in one read need no pause before the next one: the walsender is ahead.
+const GULP_BYTES: usize = 64 * 1024;
 /// So many bytes within [`BACKLOG_WITHIN`] are a backlog.
 const BACKLOG_BYTES: usize = 64 * 1024;
 const BACKLOG_WITHIN: Duration = Duration::from_millis(5);
@@ -66,7 +68,6 @@ impl<S: Wire> Session<'_, S> {
                 Some(Frame::XLogData { data, sent, .. }) => {
                     self.server_clock.heard(sent, now);
                     self.insistence = Insistence::default();
-                    self.gulp.add(data.len(), now);
                     let event = self.decoder.decode(data)?;
                     if let Some(event) = event {
                         self.on_event(event, now);
@@ -129,13 +130,14 @@ impl Gulp {
         Gulp { since: now, bytes: 0, until: None }
     }
 
-    fn add(&mut self, bytes: usize, now: Instant) {
+    /// So many bytes came with one read.
+    pub(super) fn read(&mut self, bytes: usize, now: Instant) {
         if now.saturating_duration_since(self.since) > BACKLOG_WITHIN {
             self.since = now;
             self.bytes = 0;
         }
         self.bytes += bytes;
-        if self.bytes > BACKLOG_BYTES && self.until.is_none() {
+        if self.bytes > BACKLOG_BYTES && bytes < GULP_BYTES {
             self.until = Some(now + GULP);
             self.bytes = 0;
             self.since = now;

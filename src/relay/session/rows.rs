@@ -10,9 +10,6 @@ const POISON_REMEDY: &str = "the row is in the log as it was written, and changi
                              walpost, leave this one out with WALPOST_ON_POISON=skip walpost run --until-caught-up, and \
                              start it again as before";
 
-/// What a row costs beside its bytes, roughly: its record and its place in the queues.
-pub(super) const ROW_OVERHEAD: usize = 128;
-
 impl<S: Wire> Session<'_, S> {
     pub(super) fn on_row(&mut self, row: &Row, now: Instant) {
         let Some(transaction) = &mut self.transaction else { return };
