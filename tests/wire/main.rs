@@ -226,7 +226,9 @@ async fn read_commits(stream: &mut Stream, count: usize) -> (Vec<bytes::Bytes>, 
                     messages.push(data);
                 }
                 Some(_) => {}
-                None => stream.readable().await.unwrap(),
+                None => {
+                    stream.readable().await.unwrap();
+                }
             }
         }
     };
