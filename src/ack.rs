@@ -19,10 +19,10 @@ mod remembered;
 
 pub use remembered::Remembered;
 
-/// What a row in the window costs beside its bytes, in bytes, roughly: librdkafka's message, a header list with its
-/// strings, a share of a batch and of a report, and what the relay remembers of it. A window of 50,000 small rows was
-/// measured at about 1,000 bytes for each row of 400.
-pub const ROW_OVERHEAD: usize = 512;
+/// What a row in the window costs beside its bytes, in bytes, rounded up: librdkafka's message, a header list with its
+/// strings, a share of a batch and of a report, and what the relay remembers of it. Counted so, a full window of small rows
+/// takes no more memory than `window.bytes`.
+pub const ROW_OVERHEAD: usize = 640;
 
 /// The number of a row that was read, counted from 0 over the life of a tracker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
