@@ -137,8 +137,8 @@ enum Task {
     Polling,
 }
 
-/// Of a drain that is not kept.
-const WARM_UP_ROWS: u64 = 100_000;
+/// Of drains that are not kept.
+const WARM_UP_ROWS: u64 = 300_000;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -223,7 +223,10 @@ fn perform(groups: &[Vec<Spec>], runs: usize, results: &mut Results) {
     let revision = results::revision();
     // Kafka's JVM is cold: whoever came first would pay for it.
     eprintln!("bench: warming the servers up");
-    drain::run(&servers, &Spec::drain(Peer::Polling, WARM_UP_ROWS, 1000), &mut shared);
+    for (peer, per_commit) in [(Peer::Polling, 1000), (Peer::Walpost, 1)] {
+        drain::run(&servers, &Spec::drain(peer, WARM_UP_ROWS, per_commit), &mut shared);
+    }
+    shared = None;
     for group in groups {
         for run in 0..runs {
             let begins = run % group.len();
