@@ -205,7 +205,7 @@ fn lot(config: &Config, found: &Found, plan: &Plan) -> Lot {
         slot: config.postgres.slot.clone(),
         system_identifier: found.identity.system_identifier.clone(),
         epoch: plan.record.epoch,
-        streams: false,
+        holder: None,
     }
 }
 

@@ -351,7 +351,7 @@ impl Worker {
                 (Order::Park(asides), Some(lot)) => {
                     let before = std::mem::replace(&mut self.uncertain, true);
                     let (added, flushed) = match within(lot.park(session, asides)).await {
-                        Err(Trouble::Failed(error @ ParkedError::OtherEpoch(_))) => {
+                        Err(Trouble::Failed(error @ ParkedError::Superseded(_))) => {
                             self.tell(Event::RecordGone(error.text()));
                             return Err(Over::Finished);
                         }

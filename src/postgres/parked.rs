@@ -27,8 +27,10 @@ pub enum ParkedError {
     Failed { operation: &'static str, source: tokio_postgres::Error },
     #[error("walpost.parked_messages holds a value in {column} that walpost did not write: {value:?}")]
     Unreadable { column: &'static str, value: String },
-    #[error("{0} messages cannot be parked any more: another epoch has begun")]
-    OtherEpoch(i64),
+    #[error(
+        "{0} messages cannot be parked any more: another relay has taken the slot over, or another epoch has begun"
+    )]
+    Superseded(i64),
 }
 
 impl ParkedError {
@@ -36,7 +38,7 @@ impl ParkedError {
     pub fn sqlstate(&self) -> Option<&str> {
         match self {
             ParkedError::Failed { source, .. } => source.code().map(|code| code.code()),
-            ParkedError::Unreadable { .. } | ParkedError::OtherEpoch(_) => None,
+            ParkedError::Unreadable { .. } | ParkedError::Superseded(_) => None,
         }
     }
 }
@@ -47,8 +49,9 @@ pub struct Lot {
     pub slot: String,
     pub system_identifier: String,
     pub epoch: i64,
-    /// What is parked comes from the log, so only as long as it is not confirmed, in this epoch.
-    pub streams: bool,
+    /// Who streams: what is parked comes from the log, so only as long as it is not confirmed, in this epoch, and this is the
+    /// record's holder. None: it comes from elsewhere.
+    pub holder: Option<String>,
 }
 
 /// What the table grew or shrank by.
@@ -156,7 +159,6 @@ impl Lot {
             // A zero byte has no place in a text of Postgres.
             errors.push(error.replace('\0', "\u{fffd}"));
         }
-        let elsewhere = !self.streams;
         let params: [(&(dyn ToSql + Sync), Type); 16] = [
             (&self.slot, Type::TEXT),
             (&self.system_identifier, Type::TEXT),
@@ -173,12 +175,12 @@ impl Lot {
             (&states, Type::TEXT_ARRAY),
             (&reasons, Type::TEXT_ARRAY),
             (&errors, Type::TEXT_ARRAY),
-            (&elsewhere, Type::BOOL),
+            (&self.holder, Type::TEXT),
         ];
         let rows = query(client, "write to", include_str!("../../sql/062_parked_insert.sql"), &params).await?;
-        let of_another: i64 = rows.first().map(|row| get(row, 2)).transpose()?.unwrap_or_default();
-        if of_another > 0 {
-            return Err(ParkedError::OtherEpoch(of_another));
+        let superseded: i64 = rows.first().map(|row| get(row, 2)).transpose()?.unwrap_or_default();
+        if superseded > 0 {
+            return Err(ParkedError::Superseded(superseded));
         }
         let added = rows.first().map(change).transpose()?.unwrap_or_default();
         let flushed = query(client, "write to", include_str!("../../sql/063_flushed.sql"), &[]).await?;

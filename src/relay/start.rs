@@ -388,7 +388,7 @@ impl Starter {
                     slot: postgres.slot.clone(),
                     system_identifier: identity.system_identifier.clone(),
                     epoch,
-                    streams: true,
+                    holder: Some(self.carried.holder().to_owned()),
                 },
             )
             .await?

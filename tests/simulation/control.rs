@@ -181,7 +181,9 @@ impl Worker {
                 }
                 Task::Park(asides) => {
                     let before = std::mem::replace(&mut self.uncertain, true);
-                    let Some((added, flushed)) = self.commit(move |state| state.park(&asides, epoch)).await? else {
+                    let holder = self.holder.clone();
+                    let parked = self.commit(move |state| state.park(&asides, epoch, &holder)).await?;
+                    let Some((added, flushed)) = parked else {
                         self.tell(Event::RecordGone("too late".to_owned()));
                         return Err(Over::Finished);
                     };

@@ -136,9 +136,10 @@ fn work(message: &Shelved) -> Work {
 
 impl State {
     /// Sets messages aside; those that are there already are left as they are.
-    /// What is confirmed by now is left out. None: they are of another epoch.
-    pub fn park(&mut self, asides: &[Arc<Aside>], epoch: i64) -> Option<(Change, Lsn)> {
-        let record = self.postgres.record.as_ref().filter(|record| record.epoch == epoch)?;
+    /// What is confirmed by now is left out. None: they are of another epoch or holder.
+    pub fn park(&mut self, asides: &[Arc<Aside>], epoch: i64, holder: &str) -> Option<(Change, Lsn)> {
+        let record = self.postgres.record.as_ref();
+        let record = record.filter(|record| record.epoch == epoch && record.holder.as_deref() == Some(holder))?;
         let confirmed = record.confirmed_lsn;
         let shelf = &mut self.shelf;
         shelf.change(self.log.end);

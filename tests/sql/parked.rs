@@ -32,7 +32,7 @@ fn unit(key: &'static str) -> Unit {
 async fn lot(place: &Place) -> Lot {
     place.set_up().await;
     let system_identifier = place.identity().await.system_identifier;
-    Lot { slot: place.slot.clone(), system_identifier, epoch: 7, streams: false }
+    Lot { slot: place.slot.clone(), system_identifier, epoch: 7, holder: None }
 }
 
 #[tokio::test]
@@ -169,21 +169,26 @@ async fn a_value_by_reference_is_read_from_the_outbox_or_said_to_be_gone() {
     place.clean_up().await;
 }
 
-/// The statement of a connection that was given up may be carried out late: what is confirmed by then is not parked again.
+/// The statement of a connection that was given up may be carried out late: what is confirmed by then is not parked again. Nor
+/// does a relay park anything whose successor has read what is parked.
 #[tokio::test]
-async fn what_is_confirmed_or_of_another_epoch_is_not_parked_any_more() {
+async fn what_is_confirmed_or_of_another_epoch_or_holder_is_not_parked_any_more() {
     let place = Place::new("parked_late").await;
     let lot = lot(&place).await;
     place.begin().await;
     let record = place.record().await;
-    let lot = Lot { epoch: record.epoch, streams: true, ..lot };
+    let lot = Lot { epoch: record.epoch, holder: Some("host 1".into()), ..lot };
+    assert!(place.recorder(record.epoch, "host 1").sign_on(&place.client).await.unwrap());
     let at = |lsn: u64| [aside(lsn, 0, "a", true)];
     let confirmed = record.confirmed_lsn.0;
     assert_eq!(lot.park(&place.client, &at(confirmed)).await.unwrap().0.messages, 1);
     assert_eq!(lot.park(&place.client, &at(confirmed - 1)).await.unwrap().0.messages, 0);
     let others = Lot { epoch: record.epoch + 1, ..lot.clone() };
     let late = others.park(&place.client, &at(confirmed + 8)).await;
-    assert!(matches!(late, Err(parked::ParkedError::OtherEpoch(1))), "{late:?}");
+    assert!(matches!(late, Err(parked::ParkedError::Superseded(1))), "{late:?}");
+    assert!(place.recorder(record.epoch, "host 2").sign_on(&place.client).await.unwrap());
+    let late = lot.park(&place.client, &at(confirmed + 16)).await;
+    assert!(matches!(late, Err(parked::ParkedError::Superseded(1))), "{late:?}");
     assert_eq!(lot.load(&place.client).await.unwrap().messages(), 1);
     place.clean_up().await;
 }
