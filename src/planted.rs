@@ -26,6 +26,8 @@ pub enum Bug {
     LosesTheRestOfADrain,
     /// Records follow the first one of a partition before it is acknowledged.
     ForgetsTheFirstRecord,
+    /// A record passes earlier ones of its topic that wait until the topic is open.
+    OvertakesItsTopic,
     /// A report of success without an offset counts.
     TrustsNoOffset,
     /// A record that was perhaps stored counts as delivered.
@@ -68,6 +70,7 @@ impl Bug {
         Bug::FeedsPastAFailure,
         Bug::LosesTheRestOfADrain,
         Bug::ForgetsTheFirstRecord,
+        Bug::OvertakesItsTopic,
         Bug::TrustsNoOffset,
         Bug::CountsThePossiblyStored,
         Bug::BlamesTheBatch,

@@ -7,10 +7,11 @@
 //! ```
 //!
 //! A failed report, fatal or not, stops the line: what comes back is *held* and fed again in ticket order, so that a later
-//! record of a key never counts before an earlier one. A record that is proved to be poison stays held until the relay
+//! record of a key never counts before an earlier one. A record that waits only until its topic is known and open is held,
+//! too, and later ones of that topic behind it, while those of other topics pass (`lanes`). A record that is proved to be poison stays held until the relay
 //! decides on it. All methods return at once; only [`KafkaSink::release`] waits, with a bound.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,14 +40,18 @@ const SILENT_AFTER: Duration = Duration::from_secs(10);
 /// What was sent when the Postgres session is lost may take this long to be confirmed.
 const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 
+mod feeding;
 mod healing;
 mod held;
+mod lanes;
 mod opened;
 mod read_back;
 mod scout;
 #[cfg(test)]
 mod scripted_tests;
 
+use feeding::Fed;
+use lanes::Lanes;
 use opened::Opened;
 use read_back::{Look, ReadBack};
 use scout::Scout;
@@ -73,8 +78,8 @@ pub struct KafkaSink {
     sent: VecDeque<Sent>,
     first_ticket: usize,
     outstanding: usize,
-    /// To be fed before anything new, in this order.
-    held: BTreeMap<usize, Record>,
+    /// To be fed before anything new, or before anything new of their topics.
+    held: Lanes,
     failed: Vec<FailedReport>,
     /// Poison that the relay has not decided on.
     undecided: BTreeSet<usize>,
@@ -159,7 +164,7 @@ impl KafkaSink {
             sent: VecDeque::new(),
             first_ticket: 0,
             outstanding: 0,
-            held: BTreeMap::new(),
+            held: Lanes::default(),
             failed: Vec::new(),
             undecided: BTreeSet::new(),
             frozen_at: None,
@@ -261,101 +266,8 @@ impl KafkaSink {
         self.read_back.begin(confirmed);
     }
 
-    /// Takes a record, in ticket order and without a gap in the tickets, or gives it back because it cannot be fed now.
-    pub fn send(&mut self, ticket: Ticket, record: Record, now: Instant) -> Result<(), Busy> {
-        if !self.may_feed(now) || !self.held.is_empty() || self.frozen_at.is_some() {
-            return Err(Busy(record));
-        }
-        if self.sent.is_empty() {
-            self.first_ticket = ticket.0;
-        }
-        debug_assert_eq!(ticket.0, self.first_ticket + self.sent.len(), "tickets come without a gap");
-        let fed = self.feed(&record, ticket.0, now);
-        if let Fed::NotNow = fed {
-            return Err(Busy(record));
-        }
-        let (bytes, partition_hash) = (weight(&record), record.partition_hash);
-        let topic = self.topics.id(&record.topic);
-        self.sent.push_back(Sent { topic, partition: 0, partition_hash, bytes, at: now, place: Place::Back });
-        self.fed(ticket.0, fed, record, now);
-        Ok(())
-    }
-
-    /// A record that has its place went to librdkafka, or was refused by it at once.
-    fn fed(&mut self, ticket: usize, fed: Fed, record: Record, now: Instant) {
-        match fed {
-            Fed::Out { partition, generation } => {
-                if self.outstanding == 0 {
-                    // Nothing was out: the silence so far was no sign of anything.
-                    self.last_report = now;
-                }
-                self.outstanding += 1;
-                if let Some(sent) = self.place(ticket) {
-                    (sent.at, sent.place, sent.partition) = (now, Place::Out(generation), partition);
-                }
-            }
-            Fed::Refused(code) => {
-                // Treated like a report that came back at once.
-                let (generation, sentence, possibly_persisted, inferred) = (self.current, None, false, false);
-                let report = FailedReport { generation, ticket, code, sentence, possibly_persisted, inferred, record };
-                self.came_back(report, now);
-            }
-            Fed::There => {
-                self.there.push(Ticket(ticket));
-                if let Some(sent) = self.place(ticket) {
-                    sent.place = Place::Settled;
-                }
-                self.forget_settled();
-            }
-            Fed::NotNow => {
-                self.held.insert(ticket, record);
-            }
-        }
-    }
-
     fn place(&mut self, ticket: usize) -> Option<&mut Sent> {
         self.sent.get_mut(ticket.checked_sub(self.first_ticket)?)
-    }
-
-    fn may_feed(&self, now: Instant) -> bool {
-        let Mode::Feeding { not_before } = &self.mode else { return planted!(FeedsPastAFailure) };
-        let alone = self.isolated_left == 0 || self.outstanding == 0;
-        alone && !self.scout.is_out() && self.undecided.is_empty() && not_before.is_none_or(|at| now >= at)
-    }
-
-    fn feed(&mut self, record: &Record, ticket: usize, now: Instant) -> Fed {
-        let topic = self.topics.id(&record.topic);
-        let partitions = match self.topics.ready(topic, self.outstanding, now, &*self.client) {
-            Ok(partitions) => partitions,
-            Err(NotReady::Wait) => return Fed::NotNow,
-            Err(NotReady::SmallerBatches) => {
-                self.drain("batch_size", format!("the topic {:?} takes smaller batches", &*record.topic), false, now);
-                return Fed::NotNow;
-            }
-        };
-        let partition = record.partition_hash % partitions;
-        match self.read_back.look(topic, partition, partitions, record, &*self.client) {
-            Look::Feed => {}
-            Look::Wait => return Fed::NotNow,
-            Look::There => return Fed::There,
-        }
-        if self.topics.may_refuse(topic, weight(record)) {
-            return self.feed_alone(record, ticket, partition, now);
-        }
-        let Some(producer) = &self.producer else { return Fed::NotNow };
-        if !self.opened.may_feed(topic, partition) && !planted!(ForgetsTheFirstRecord) {
-            return Fed::NotNow;
-        }
-        match producer.send(ticket, record, partition.cast_signed()) {
-            Ok(()) => {
-                self.opened.fed(topic, partition, ticket, now);
-                Fed::Out { partition, generation: self.current }
-            }
-            Err(error) => match error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown) {
-                RDKafkaErrorCode::QueueFull => Fed::NotNow,
-                code => Fed::Refused(code),
-            },
-        }
     }
 
     /// Takes all that has come from librdkafka's threads, which the window bounds, and moves on: purges, rebuilds, feeds
@@ -383,12 +295,14 @@ impl KafkaSink {
         for answer in inbox.tails.drain(..) {
             let topic = self.topics.id(&answer.topic);
             self.read_back.answered(topic, answer);
+            self.held.wake(topic);
         }
         let dropped = std::mem::take(&mut inbox.dropped);
         self.inbox = inbox;
         self.drive(now, &dropped, deliveries);
         self.watch_silence(now);
         self.feed_held(now);
+        self.feed_lanes(now);
         deliveries.extend(self.there.drain(..).map(|ticket| Delivery::There { ticket }));
     }
 
@@ -407,6 +321,7 @@ impl KafkaSink {
         let partition = sent.partition;
         if !self.scout.returned(generation, ticket) {
             self.opened.delivered(topic, partition, ticket, now);
+            self.held.wake(topic);
         }
         self.outstanding -= 1;
         deliveries.push(Delivery::Delivered { ticket: Ticket(ticket), topic, bytes, publish_latency });
@@ -436,36 +351,10 @@ impl KafkaSink {
         }
     }
 
-    fn feed_held(&mut self, now: Instant) {
-        while let Some((&ticket, _)) = self.held.first_key_value() {
-            if !self.may_feed(now) || self.frozen_at.is_some_and(|frozen| ticket >= frozen) {
-                return;
-            }
-            let Some(record) = self.held.remove(&ticket) else { return };
-            let fed = self.feed(&record, ticket, now);
-            let goes_on = matches!(fed, Fed::Out { .. });
-            self.fed(ticket, fed, record, now);
-            if !goes_on {
-                return;
-            }
-        }
-    }
-
     /// No record is with librdkafka.
     pub fn nothing_out(&self) -> bool {
         self.outstanding == 0
     }
-}
-
-enum Fed {
-    Out {
-        partition: u32,
-        generation: u32,
-    },
-    /// Not at all: its topic holds it already.
-    There,
-    NotNow,
-    Refused(RDKafkaErrorCode),
 }
 
 /// What a record weighs in a batch: its bytes and the framing, rounded up.

@@ -56,7 +56,7 @@ pub enum Delivery {
 }
 
 /// A topic by its number in this sink: [`KafkaSink::topic_name`] tells its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TopicId(pub u32);
 
 /// What the sink waits for, for the state that the probes show.

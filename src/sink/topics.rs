@@ -59,6 +59,8 @@ struct Trouble {
 
 /// Why a topic takes no record now.
 pub enum NotReady {
+    /// It is being asked for, and nothing is known to be wrong with it.
+    Opens,
     /// For an answer of the cluster, or for what is out.
     Wait,
     /// [`TopicBook::batch_size`] has fallen to the topic's limit: the producer must be made anew first.
@@ -127,20 +129,24 @@ impl TopicBook {
             },
             TopicState::Unasked => self.ask(id, client),
             TopicState::Bad(retry_at) if now >= *retry_at => self.ask(id, client),
-            TopicState::Asked | TopicState::Bad(_) => {
-                self.blocked = Some(id);
-                Err(NotReady::Wait)
-            }
+            TopicState::Asked | TopicState::Bad(_) => Err(self.waits(id)),
         }
     }
 
     fn ask(&mut self, id: TopicId, client: &dyn Client) -> Result<u32, NotReady> {
-        self.blocked = Some(id);
         if let Some(topic) = self.list.get_mut(id.0 as usize) {
             topic.state = TopicState::Asked;
             client.ask(Ask::Topic(topic.name.clone()));
         }
-        Err(NotReady::Wait)
+        Err(self.waits(id))
+    }
+
+    fn waits(&mut self, id: TopicId) -> NotReady {
+        if self.list.get(id.0 as usize).is_some_and(|topic| topic.trouble.is_none()) {
+            return NotReady::Opens;
+        }
+        self.blocked = Some(id);
+        NotReady::Wait
     }
 
     /// A record was delivered: whatever was wrong with the topic is over.

@@ -54,7 +54,8 @@ impl KafkaSink {
         }
         let copy = Box::new(record.clone());
         self.undecided.insert(ticket);
-        self.held.insert(ticket, record);
+        let topic = self.topics.id(&record.topic);
+        self.held.put_in_line(ticket, topic, record);
         deliveries.push(Delivery::Poison { ticket: Ticket(ticket), reason, sentence, record: copy });
     }
 
@@ -84,6 +85,8 @@ impl KafkaSink {
             tracing::info!(reason, "the Kafka producer is made anew: {text}");
         }
         self.rebuilds.push(reason);
+        // What comes back goes before it.
+        self.held.all_join_line();
         let purge_at = purge.then_some(now);
         self.mode = Mode::Draining { text, since: now, purge_at, dropped: false };
     }
@@ -179,7 +182,8 @@ impl KafkaSink {
                 Refusal::Passing => passing = true,
                 Refusal::Innocent => {}
             }
-            self.held.insert(ticket, record);
+            let topic = self.topics.id(&record.topic);
+            self.held.put_in_line(ticket, topic, record);
         }
         if suspects {
             self.isolated_left = ISOLATED_SUCCESSES;
@@ -258,7 +262,7 @@ impl KafkaSink {
         }
         self.sent.clear();
         self.outstanding = 0;
-        self.held.clear();
+        self.held = Lanes::default();
         self.failed.clear();
         self.undecided.clear();
         self.frozen_at = None;
@@ -291,7 +295,11 @@ impl KafkaSink {
                 }
                 self.cluster = Some(identity);
             }
-            Answer::Topic { name, facts } => self.topics.answered(&name, facts, now, self.outstanding),
+            Answer::Topic { name, facts } => {
+                self.topics.answered(&name, facts, now, self.outstanding);
+                let topic = self.topics.id(&name);
+                self.held.wake(topic);
+            }
             Answer::Probe(Probed { healthy, missing, short }) => {
                 self.probing = false;
                 self.short = short;

@@ -16,7 +16,7 @@ impl KafkaSink {
     /// Gives a held record back. It counts as settled.
     pub fn take(&mut self, ticket: Ticket) -> Option<Record> {
         self.undecided.remove(&ticket.0);
-        let record = self.held.remove(&ticket.0);
+        let record = self.held.remove(ticket.0);
         if let Some(sent) = self.place(ticket.0) {
             sent.place = Place::Settled;
         }
@@ -26,11 +26,11 @@ impl KafkaSink {
 
     /// A record that is held: poison, or what waits to be fed again.
     pub fn held(&self, ticket: Ticket) -> Option<&Record> {
-        self.held.get(&ticket.0)
+        self.held.get(ticket.0)
     }
 
     pub fn all_held(&self) -> impl Iterator<Item = (Ticket, &Record)> {
-        self.held.iter().map(|(ticket, record)| (Ticket(*ticket), record))
+        self.held.iter().map(|(ticket, record)| (Ticket(ticket), record))
     }
 
     /// Whether an earlier record than `ticket`, of this topic and of a key with this hash, is out or held.
@@ -54,7 +54,7 @@ impl KafkaSink {
         if let Some(sent) = self.place(ticket.0) {
             (sent.topic, sent.bytes, sent.partition_hash) = (topic, bytes, record.partition_hash);
         }
-        self.held.insert(ticket.0, record);
+        self.held.put_in_line(ticket.0, topic, record);
     }
 
     /// The relay stops at a poison record: what lies before it is still delivered, nothing from it on.
