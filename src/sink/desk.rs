@@ -1,12 +1,15 @@
 //! Questions to the cluster that block until they are answered: which cluster is it, which partitions has a topic, how large
 //! a record does it take. Asked by the librarian's thread, and by `doctor`, which has no loop.
 
+use std::collections::BTreeMap;
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, ConfigResource, NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::Client;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
@@ -25,6 +28,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const CREATED_WITHIN: Duration = Duration::from_secs(3);
 /// A topic's limits are good to know, and not every compatible broker tells them.
 const LIMITS_WITHIN: Duration = Duration::from_secs(2);
+/// Topics whose limits are asked for with one question: each answers with all its settings.
+const LIMITS_AT_ONCE: usize = 250;
 const REASON_WITHIN: Duration = Duration::from_secs(3);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 /// A look at the whole cluster knocks at no more brokers, and waits no longer at each of their addresses.
@@ -53,6 +58,19 @@ pub struct TopicFacts {
 pub struct TopicProblem {
     pub code: RDKafkaErrorCode,
     pub text: String,
+}
+
+/// What a topic's settings say; None where they cannot be read.
+#[derive(Clone, Copy, Default)]
+struct Limits {
+    max_message_bytes: Option<usize>,
+    in_sync: Option<usize>,
+}
+
+impl TopicFacts {
+    fn limited(self, limits: Limits) -> TopicFacts {
+        TopicFacts { max_message_bytes: limits.max_message_bytes, min_insync_replicas: limits.in_sync, ..self }
+    }
 }
 
 /// What a fresh client saw.
@@ -146,7 +164,7 @@ impl Desk {
 
     /// A topic's facts, without creating it.
     pub fn facts(&self, topic: &str) -> Result<TopicFacts, String> {
-        self.look(topic, true).map_err(|problem| problem.text)
+        self.look(topic).map_err(|problem| problem.text)
     }
 
     fn inner(&self) -> &Client<Context> {
@@ -167,7 +185,7 @@ impl Desk {
         let mut until = None;
         let mut creating = None;
         loop {
-            match self.look(name, true) {
+            match self.look(name) {
                 Ok(facts) => return Ok(facts),
                 Err(problem) if !may_appear(problem.code) => return Err(problem),
                 Err(problem) => {
@@ -191,44 +209,61 @@ impl Desk {
         }
     }
 
-    /// What metadata says of a topic; with `configs` its limits too.
-    pub fn look(&self, name: &str, configs: bool) -> Result<TopicFacts, TopicProblem> {
-        let problem = |code, text: String| TopicProblem { code, text };
-        let metadata = self.inner().fetch_metadata(Some(name), ANSWER_WITHIN).map_err(|error| {
-            problem(error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown), error.to_string())
-        })?;
+    /// The facts of those of many topics that are there with all their leaders, for two questions in all.
+    pub fn topics_there(&self, names: &[Arc<str>]) -> Result<Vec<Option<TopicFacts>>, TopicProblem> {
+        let metadata = self.inner().fetch_metadata(None, ANSWER_WITHIN).map_err(|error| unanswered(&error))?;
+        let there: BTreeMap<&str, &MetadataTopic> =
+            metadata.topics().iter().map(|topic| (topic.name(), topic)).collect();
+        let found = |name: &Arc<str>| there.get(&**name).and_then(|topic| facts(topic).ok());
+        let all: Vec<Option<TopicFacts>> = names.iter().map(found).collect();
+        let known: Vec<&str> =
+            names.iter().zip(&all).filter(|(_, facts)| facts.is_some()).map(|(name, _)| &**name).collect();
+        let limits: BTreeMap<String, Limits> =
+            known.chunks(LIMITS_AT_ONCE).flat_map(|some| self.limits(some)).collect();
+        let limited =
+            |(name, facts): (&Arc<str>, TopicFacts)| facts.limited(limits.get(&**name).copied().unwrap_or_default());
+        Ok(names.iter().zip(all).map(|(name, facts)| Some(limited((name, facts?)))).collect())
+    }
+
+    /// The partition counts of the whole cluster.
+    pub fn partition_counts(&self) -> Result<BTreeMap<Arc<str>, u32>, TopicProblem> {
+        let metadata = self.inner().fetch_metadata(None, ANSWER_WITHIN).map_err(|error| unanswered(&error))?;
+        let counted = |topic: &MetadataTopic| Some((topic.name().into(), facts(topic).ok()?.partitions));
+        Ok(metadata.topics().iter().filter_map(counted).collect())
+    }
+
+    /// What metadata and configs say of a topic.
+    fn look(&self, name: &str) -> Result<TopicFacts, TopicProblem> {
+        let metadata = self.inner().fetch_metadata(Some(name), ANSWER_WITHIN).map_err(|error| unanswered(&error))?;
         let topic = metadata.topics().iter().find(|topic| topic.name() == name);
-        let topic = topic.ok_or_else(|| problem(RDKafkaErrorCode::UnknownTopic, "not in the metadata".to_owned()))?;
-        if let Some(error) = topic.error() {
-            let code = RDKafkaErrorCode::from(error);
-            return Err(problem(code, code.to_string()));
-        }
-        if !has_leaders(topic) {
-            let text = "a partition has no leader".to_owned();
-            return Err(problem(RDKafkaErrorCode::LeaderNotAvailable, text));
-        }
-        let (max_message_bytes, min_insync_replicas) = if configs { self.limits(name) } else { (None, None) };
-        Ok(TopicFacts {
-            partitions: u32::try_from(topic.partitions().len()).unwrap_or(u32::MAX),
-            replication: topic.partitions().iter().map(|partition| partition.replicas().len()).min().unwrap_or(0),
-            max_message_bytes,
-            min_insync_replicas,
-        })
+        let missing = || TopicProblem { code: RDKafkaErrorCode::UnknownTopic, text: "not in the metadata".to_owned() };
+        let facts = facts(topic.ok_or_else(missing)?)?;
+        Ok(facts.limited(self.limits_of(name)))
     }
 
     fn options(within: Duration) -> AdminOptions {
         AdminOptions::new().request_timeout(Some(within)).operation_timeout(Some(within))
     }
 
-    fn limits(&self, topic: &str) -> (Option<usize>, Option<usize>) {
-        let specifier = ResourceSpecifier::Topic(topic);
-        let described =
-            self.runtime.block_on(self.client.describe_configs([&specifier], &Self::options(LIMITS_WITHIN)));
-        let Some(Ok(resource)) = described.ok().and_then(|results| results.into_iter().next()) else {
-            return (None, None);
+    fn limits_of(&self, topic: &str) -> Limits {
+        self.limits(&[topic]).remove(topic).unwrap_or_default()
+    }
+
+    /// Of those topics that tell them.
+    fn limits(&self, topics: &[&str]) -> BTreeMap<String, Limits> {
+        let asked: Vec<ResourceSpecifier<'_>> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
+        let described = self.client.describe_configs(&asked, &Self::options(LIMITS_WITHIN));
+        let described = self.runtime.block_on(described).unwrap_or_default();
+        let limits = |resource: ConfigResource| {
+            let number = |name: &str| resource.get(name).and_then(|entry| entry.value.as_ref()?.parse().ok());
+            let limits =
+                Limits { max_message_bytes: number("max.message.bytes"), in_sync: number("min.insync.replicas") };
+            match resource.specifier {
+                OwnedResourceSpecifier::Topic(name) => Some((name, limits)),
+                _ => None,
+            }
         };
-        let number = |name: &str| resource.get(name).and_then(|entry| entry.value.as_ref()?.parse().ok());
-        (number("max.message.bytes"), number("min.insync.replicas"))
+        described.into_iter().filter_map(|resource| limits(resource.ok()?)).collect()
     }
 
     fn create(&self, name: &str, partitions: u16, replication: u16) -> Result<(), TopicProblem> {
@@ -272,7 +307,7 @@ impl Desk {
         let answered = !metadata.brokers().is_empty();
         let weak =
             topics.iter().filter_map(|name| Some((name, find(name)?))).filter(|(_, topic)| lacks_replicas(topic));
-        let short = weak.take(WEAK_MAX).find_map(|(name, topic)| short(name, topic, fresh.limits(name).1?));
+        let short = weak.take(WEAK_MAX).find_map(|(name, topic)| short(name, topic, fresh.limits_of(name).in_sync?));
         Probed {
             healthy: answered && topics.iter().all(|name| find(name).is_some_and(has_leaders)),
             missing: topics.iter().find(|name| answered && find(name).is_none()).cloned(),
@@ -298,6 +333,28 @@ fn why_unreachable(broker: &MetadataBroker) -> Option<String> {
         }
     };
     Some(format!("broker {} at {host}:{port}: {why}", broker.id()))
+}
+
+fn unanswered(error: &KafkaError) -> TopicProblem {
+    TopicProblem { code: error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown), text: error.to_string() }
+}
+
+/// Without its limits, which metadata do not tell.
+fn facts(topic: &MetadataTopic) -> Result<TopicFacts, TopicProblem> {
+    if let Some(error) = topic.error() {
+        let code = RDKafkaErrorCode::from(error);
+        return Err(TopicProblem { code, text: code.to_string() });
+    }
+    if !has_leaders(topic) {
+        let text = "a partition has no leader".to_owned();
+        return Err(TopicProblem { code: RDKafkaErrorCode::LeaderNotAvailable, text });
+    }
+    Ok(TopicFacts {
+        partitions: u32::try_from(topic.partitions().len()).unwrap_or(u32::MAX),
+        replication: topic.partitions().iter().map(|partition| partition.replicas().len()).min().unwrap_or(0),
+        max_message_bytes: None,
+        min_insync_replicas: None,
+    })
 }
 
 fn lacks_replicas(topic: &MetadataTopic) -> bool {

@@ -17,6 +17,9 @@ use crate::sink::producer::Mailbox;
 /// Partitions added to a known topic are seen within this.
 const REFRESH_EVERY: Duration = Duration::from_secs(60);
 
+/// Topics that are asked for together: enough to be quick, few enough that the first answers do not wait for the last.
+const TOPICS_AT_ONCE: usize = 1_000;
+
 /// A question to the cluster.
 #[derive(Debug)]
 pub enum Ask {
@@ -81,8 +84,14 @@ fn renew(desk: &mut Desk, config: &Config, mailbox: &Arc<Mailbox>) {
 fn serve(mut desk: Desk, config: &Config, inbox: &mpsc::Receiver<Ask>, mailbox: &Arc<Mailbox>) {
     let mut known: BTreeMap<Arc<str>, TopicFacts> = BTreeMap::new();
     let mut refresh_at = Instant::now() + REFRESH_EVERY;
+    // Came while topics were gathered.
+    let mut next = None;
     loop {
-        match inbox.recv_timeout(refresh_at.saturating_duration_since(Instant::now())) {
+        let question = match next.take() {
+            Some(question) => Ok(question),
+            None => inbox.recv_timeout(refresh_at.saturating_duration_since(Instant::now())),
+        };
+        match question {
             Ok(Ask::Cluster) => {
                 let answer = desk.cluster();
                 if answer.is_err() {
@@ -91,15 +100,42 @@ fn serve(mut desk: Desk, config: &Config, inbox: &mpsc::Receiver<Ask>, mailbox: 
                 mailbox.put(|inbox| inbox.answers.push(Answer::Cluster(answer)));
             }
             Ok(Ask::Topic(name)) => {
-                let facts = desk.topic(&name);
-                match &facts {
-                    Ok(facts) => known.insert(name.clone(), facts.clone()),
-                    Err(_) => known.remove(&name),
-                };
-                if facts.as_ref().is_err_and(|problem| is_silence(problem.code)) {
-                    renew(&mut desk, config, mailbox);
+                // A relay that starts asks for all its topics within a moment.
+                let mut names = vec![name];
+                while next.is_none() && names.len() < TOPICS_AT_ONCE {
+                    match inbox.try_recv() {
+                        Ok(Ask::Topic(name)) => names.push(name),
+                        Ok(other) => next = Some(other),
+                        Err(_) => break,
+                    }
                 }
-                mailbox.put(|inbox| inbox.answers.push(Answer::Topic { name, facts }));
+                let mut tell = |name: Arc<str>, facts: Result<TopicFacts, TopicProblem>| {
+                    match &facts {
+                        Ok(facts) => known.insert(name.clone(), facts.clone()),
+                        Err(_) => known.remove(&name),
+                    };
+                    mailbox.put(|inbox| inbox.answers.push(Answer::Topic { name, facts }));
+                };
+                if names.len() > 1
+                    && let Ok(there) = desk.topics_there(&names)
+                {
+                    let mut others = Vec::new();
+                    for (name, facts) in names.into_iter().zip(there) {
+                        match facts {
+                            Some(facts) => tell(name, Ok(facts)),
+                            None => others.push(name),
+                        }
+                    }
+                    names = others;
+                }
+                for name in names {
+                    let facts = desk.topic(&name);
+                    let silence = facts.as_ref().is_err_and(|problem| is_silence(problem.code));
+                    tell(name, facts);
+                    if silence {
+                        renew(&mut desk, config, mailbox);
+                    }
+                }
             }
             Ok(Ask::Probe(topics)) => {
                 let probed = desk.probe(&topics);
@@ -107,22 +143,24 @@ fn serve(mut desk: Desk, config: &Config, inbox: &mpsc::Receiver<Ask>, mailbox: 
             }
             Err(RecvTimeoutError::Timeout) => {
                 refresh_at = Instant::now() + REFRESH_EVERY;
-                for (name, facts) in &mut known {
-                    match desk.look(name, false) {
-                        Ok(now) if now.partitions != facts.partitions => {
-                            facts.partitions = now.partitions;
-                            let (name, facts) = (name.clone(), Ok(facts.clone()));
-                            mailbox.put(|inbox| inbox.answers.push(Answer::Topic { name, facts }));
+                if known.is_empty() {
+                    continue;
+                }
+                match desk.partition_counts() {
+                    Ok(counts) => {
+                        // A topic that cannot be seen now keeps its facts: the producer will say what is wrong with it.
+                        let more = |(name, facts): (&Arc<str>, &mut TopicFacts)| {
+                            let partitions = *counts.get(name).filter(|counted| **counted != facts.partitions)?;
+                            facts.partitions = partitions;
+                            Some(Answer::Topic { name: name.clone(), facts: Ok(facts.clone()) })
+                        };
+                        let changed: Vec<Answer> = known.iter_mut().filter_map(more).collect();
+                        if !changed.is_empty() {
+                            mailbox.put(|inbox| inbox.answers.extend(changed));
                         }
-                        // Nobody answers: the others would each be waited for as long, and a question of the loop behind
-                        // them all.
-                        Err(problem) if is_silence(problem.code) => {
-                            renew(&mut desk, config, mailbox);
-                            break;
-                        }
-                        // A topic that cannot be read now keeps its facts: the producer will say what is wrong with it.
-                        Ok(_) | Err(_) => {}
                     }
+                    Err(problem) if is_silence(problem.code) => renew(&mut desk, config, mailbox),
+                    Err(_) => {}
                 }
             }
             Err(RecvTimeoutError::Disconnected) => return,
