@@ -66,7 +66,8 @@ fn a_broker_that_answers_late_is_no_fault() {
     let workload = scene.workload().transactions_per_second(20);
     let relay = scene.walpost("run").spawn();
     let load = workload.start();
-    relay.wait_published(200, seconds(40));
+    // Every partition is open by then: to open one takes several answers, which slowly come to more than 10 s.
+    relay.wait_published(600, seconds(60));
     let walsender = postgres.walsender(&scene.name);
     let proxy = kafka.brokers()[0].proxy.as_ref().expect("a proxy");
     proxy.delay(Duration::from_millis(2_500));

@@ -21,6 +21,7 @@ mod idle_slot_advances;
 mod kafka_outage;
 mod kit;
 mod last_write_wins;
+mod many_topics;
 mod memory_is_bounded;
 mod no_repeats_without_a_crash;
 mod nothing_is_lost;

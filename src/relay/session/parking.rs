@@ -205,7 +205,7 @@ impl<S: Wire> Session<'_, S> {
     }
 
     /// A record that the broker refused, and what the sink holds behind it of the same topic and key. False: there is no room
-    /// for them.
+    /// for all of them, and only the oldest were set aside.
     #[must_use]
     pub(super) fn park_refused(&mut self, ticket: Ticket, reason: &str, sentence: &str) -> bool {
         if self.republishing_failed(ticket, reason, sentence) {
@@ -225,12 +225,31 @@ impl<S: Wire> Session<'_, S> {
         // They stay in the table; their turn comes after this one's.
         self.forget_republishing(&unit);
         let first = Standing::Parked { reason: reason.to_owned(), error: sentence.to_owned() };
-        self.park_all(
-            |other, record| other >= ticket && is_of(record, &unit),
-            |_, other, _| {
-                if other == ticket { first.clone() } else { Standing::Waiting }
-            },
-        )
+        let standing =
+            |_: &Queues, other: Ticket, _: &Record| if other == ticket { first.clone() } else { Standing::Waiting };
+        let behind = |other: Ticket, record: &Record| other >= ticket && is_of(record, &unit);
+        if self.park_all(behind, standing) {
+            return true;
+        }
+        // As many as there is room for, the oldest first: somebody who then makes room finds something to discard.
+        if let Some(last) = self.last_with_room(behind) {
+            self.park_all(|other, record| other <= last && behind(other, record), standing);
+        }
+        false
+    }
+
+    /// The last of what is wanted and held, in its order, that there is room for with all before it.
+    fn last_with_room(&self, wanted: impl Fn(Ticket, &Record) -> bool) -> Option<Ticket> {
+        let (mut messages, mut bytes, mut last) = (0, 0, None);
+        for (ticket, record) in self.lent.sink.all_held().filter(|(ticket, record)| wanted(*ticket, record)) {
+            messages += 1;
+            bytes += value_bytes(record);
+            if !self.parking.has_room(messages, bytes) {
+                break;
+            }
+            last = Some(ticket);
+        }
+        last
     }
 
     /// `on_route_error = "park"`: all that is held for a topic. False: there is no room for it.
