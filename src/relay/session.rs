@@ -46,6 +46,7 @@ use clock::ServerClock;
 pub use ending::Drained;
 use ending::say_goodbye;
 use parking::Parking;
+use progress::topic_metrics;
 pub use progress::{show_slot, slot_status};
 use reading::{Gulp, Insistence, Pump};
 use silence::Silence;
@@ -489,15 +490,4 @@ impl<'a, S: Wire> Session<'a, S> {
             self.show_state(Instant::now());
         }
     }
-}
-
-/// The handle of a topic's metrics, looked up once.
-fn topic_metrics<'m>(lent: &'m mut Lent<'_>, topic: TopicId) -> &'m TopicMetrics {
-    let index = topic.0 as usize;
-    while lent.topics.len() <= index {
-        let id = TopicId(u32::try_from(lent.topics.len()).unwrap_or(u32::MAX));
-        let name = lent.sink.topic_name(id);
-        lent.topics.push(lent.telemetry.metrics.topic(&name));
-    }
-    &lent.topics[index]
 }

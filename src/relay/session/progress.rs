@@ -128,3 +128,14 @@ pub fn slot_status(slot: &SlotFacts) -> SlotStatus {
         safe_wal_bytes: slot.safe_wal_size,
     }
 }
+
+/// The handle of a topic's metrics, looked up once.
+pub(super) fn topic_metrics<'m>(lent: &'m mut Lent<'_>, topic: TopicId) -> &'m TopicMetrics {
+    let index = topic.0 as usize;
+    while lent.topics.len() <= index {
+        let id = TopicId(u32::try_from(lent.topics.len()).unwrap_or(u32::MAX));
+        let name = lent.sink.topic_name(id);
+        lent.topics.push(lent.telemetry.metrics.topic(&name));
+    }
+    &lent.topics[index]
+}
