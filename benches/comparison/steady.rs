@@ -99,6 +99,8 @@ fn end(servers: &Servers, relay: Option<Relay>, slot: &str) {
         relay.stop();
     }
     servers.drop_slot(slot);
+    // Autovacuum of it would write log while others are measured.
+    servers.drop_polled_table();
 }
 
 fn costs(used: &Reading, relay: Option<i32>) -> Figures {
