@@ -6,7 +6,8 @@
 //!   the line          ──▶  came back, or its topic takes nothing: everything behind it waits
 //! ```
 //!
-//! So topics that are open go on while others are being opened. A key's order is its topic's, and within a topic the order of the tickets is kept: a record of a topic that has a lane goes nowhere but behind what is in it. Pure.
+//! So topics that are open go on while others are being opened. A key's order is its topic's, and within a topic the order
+//! of the tickets is kept: a record of a topic that has a lane goes nowhere but behind what is in it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
